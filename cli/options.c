@@ -169,7 +169,7 @@ static void print_option(const struct cli_usage *usage, const struct cli_option 
 }
 
 /* Paragraphs; lines that begin with a space are what they are. */
-static void print_text(const char *text, FILE *out)
+static void options_print_text(const char *text, FILE *out)
 {
 	while (*text) {
 		size_t n = strcspn(text, "\n");
@@ -191,15 +191,19 @@ void cli_print_help(const struct cli_usage *usage, FILE *out)
 	struct cli_cursor cursor = {0};
 	const char *label = "usage:";
 
-	for (; form; form = strchr(form, '\n'), form += form != NULL, label = "      ") {
+	while (form) {
 		char *line = strndup(form, strcspn(form, "\n"));
 		int column = fprintf(out, "%s %s ", label, usage->name);
 
 		cli_print_wrapped(line ? line : "", column, column, out);
 		free(line);
+		label = "      ";
+		form = strchr(form, '\n');
+		if (form)
+			form++;
 	}
 	(void)fputc('\n', out);
-	print_text(usage->text, out);
+	options_print_text(usage->text, out);
 	(void)fputc('\n', out);
 	while ((option = cli_each_option(usage, &cursor)))
 		print_option(usage, option, out);

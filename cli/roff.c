@@ -58,7 +58,8 @@ static void print_option(const struct cli_usage *usage, const struct cli_option 
 	cli_print_roff(option->help, out);
 }
 
-static void print_table(const struct cli_usage *usage, const struct cli_option *table, FILE *out)
+static void roff_print_table(const struct cli_usage *usage, const struct cli_option *table,
+			     FILE *out)
 {
 	for (; table->name; table++)
 		print_option(usage, table, out);
@@ -89,12 +90,15 @@ static void print_synopsis(const struct cli_usage *usage, FILE *out)
 	const char *form = usage->synopsis;
 
 	(void)fputs(".nf\n", out);
-	for (; form; form = strchr(form, '\n'), form += form != NULL) {
+	while (form) {
 		(void)fputs("\\fB", out);
 		print_escaped(usage->name, strlen(usage->name), out);
 		(void)fputs("\\fR ", out);
 		print_escaped(form, strcspn(form, "\n"), out);
 		(void)fputc('\n', out);
+		form = strchr(form, '\n');
+		if (form)
+			form++;
 	}
 	(void)fputs(".fi\n", out);
 }
@@ -124,7 +128,7 @@ static void print_command(const struct cli_program *program, const struct cli_us
 	cli_print_roff(usage->text, out);
 	for (int i = 0; i < CLI_TABLES && usage->tables[i]; i++)
 		if (!who_has(program, usage, usage->tables[i]))
-			print_table(usage, usage->tables[i], out);
+			roff_print_table(usage, usage->tables[i], out);
 	for (int i = 0; i < CLI_TABLES && usage->tables[i]; i++) {
 		const struct cli_usage *first = who_has(program, usage, usage->tables[i]);
 
@@ -141,8 +145,8 @@ static void print_page(const struct cli_program *program, FILE *out)
 	cli_print_roff(program->usage->text, out);
 	(void)fputs(".SH OPTIONS\n", out);
 	for (int i = 0; i < CLI_TABLES && program->usage->tables[i]; i++)
-		print_table(program->usage, program->usage->tables[i], out);
-	print_table(program->usage, cli_standard, out);
+		roff_print_table(program->usage, program->usage->tables[i], out);
+	roff_print_table(program->usage, cli_standard, out);
 	if (!program->commands)
 		return;
 	(void)fputs(".SH COMMANDS\n", out);

@@ -3,21 +3,149 @@
  * decode.c: bytes to structs. The pre-check has bounded the tree that msgpack-c built; here every
  * key must be in the field table, at most once, and every value of its field's type and range.
  */
-#include <proto/message.h>
-
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <msgpack/object.h>
 #include <msgpack/unpack.h>
-
 #include <proto/error.h>
-#include <proto/precheck.h>
+#include <proto/message.h>
+#include <proto/frame.h>
 #include <proto/problem.h>
 
 #include "field.h"
-#include "flat.h"
+
+/* ---- flat ---- */
+
+#define MAX_PAIRS 8
+
+/* The body's objects; kept with the message for the next one. */
+struct proto_flat {
+	msgpack_object body;
+	msgpack_object_kv pairs[MAX_PAIRS];
+};
+
+struct cursor {
+	const uint8_t *at, *end;
+};
+
+/* An unsigned integer of any width. */
+static bool take_unsigned(struct cursor *cursor, uint64_t *ret_value)
+{
+	uint64_t value = 0;
+	size_t width;
+	uint8_t first;
+
+	if (cursor->at == cursor->end)
+		return false;
+	first = *cursor->at;
+	if (first < 0x80) {
+		*ret_value = first;
+		cursor->at++;
+		return true;
+	}
+	if (first < 0xcc || first > 0xcf)
+		return false;
+	width = (size_t)1 << (first - 0xcc);
+	if ((size_t)(cursor->end - cursor->at) <= width)
+		return false;
+	for (size_t i = 1; i <= width; i++)
+		value = value << 8 | cursor->at[i];
+	cursor->at += 1 + width;
+	*ret_value = value;
+	return true;
+}
+
+/* A string of at most 31 bytes. */
+static bool take_short_string(struct cursor *cursor, msgpack_object *ret_string)
+{
+	size_t size;
+
+	if (cursor->at == cursor->end || *cursor->at < 0xa0 || *cursor->at > 0xbf)
+		return false;
+	size = *cursor->at & 0x1f;
+	if ((size_t)(cursor->end - cursor->at) <= size)
+		return false;
+	ret_string->type = MSGPACK_OBJECT_STR;
+	ret_string->via.str.size = (uint32_t)size;
+	ret_string->via.str.ptr = (const char *)cursor->at + 1;
+	cursor->at += 1 + size;
+	return true;
+}
+
+/* Exactly @byte. */
+static bool take_byte(struct cursor *cursor, uint8_t byte)
+{
+	if (cursor->at == cursor->end || *cursor->at != byte)
+		return false;
+	cursor->at++;
+	return true;
+}
+
+static bool take_value(struct cursor *cursor, msgpack_object *ret_value)
+{
+	ret_value->type = MSGPACK_OBJECT_POSITIVE_INTEGER;
+	if (take_unsigned(cursor, &ret_value->via.u64))
+		return true;
+	ret_value->type = MSGPACK_OBJECT_BOOLEAN;
+	ret_value->via.boolean = take_byte(cursor, 0xc3);
+	return ret_value->via.boolean || take_byte(cursor, 0xc2);
+}
+
+static bool take_body(struct cursor *cursor, struct proto_flat *flat)
+{
+	uint32_t n;
+
+	if (cursor->at == cursor->end || *cursor->at < 0x80 || *cursor->at > 0x80 + MAX_PAIRS)
+		return false;
+	n = *cursor->at++ & 0x0f;
+	flat->body.type = MSGPACK_OBJECT_MAP;
+	flat->body.via.map.size = n;
+	flat->body.via.map.ptr = flat->pairs;
+	for (uint32_t i = 0; i < n; i++)
+		if (!take_short_string(cursor, &flat->pairs[i].key) ||
+		    !take_value(cursor, &flat->pairs[i].val))
+			return false;
+	return true;
+}
+
+static bool take_method(struct cursor *cursor, int *ret_method)
+{
+	msgpack_object name;
+
+	if (!take_short_string(cursor, &name))
+		return false;
+	*ret_method = proto_method_find(name.via.str.ptr, name.via.str.size);
+	return *ret_method >= 0;
+}
+
+bool flat_decode(struct proto_message *message, const uint8_t *payload, size_t n)
+{
+	struct cursor cursor = {.at = payload, .end = payload + n};
+	int method = -1;
+	uint64_t id;
+	bool request;
+
+	if (!message->flat)
+		message->flat = malloc(sizeof(*message->flat));
+	if (!message->flat || !take_byte(&cursor, 0x94))
+		return false;
+	request = take_byte(&cursor, PROTO_REQUEST);
+	if (!request && !take_byte(&cursor, PROTO_ANSWER))
+		return false;
+	if (!take_unsigned(&cursor, &id) || id > UINT32_MAX)
+		return false;
+	if (request ? !take_method(&cursor, &method) : !take_byte(&cursor, 0xc0))
+		return false;
+	if (!take_body(&cursor, message->flat) || cursor.at != cursor.end)
+		return false;
+	message->type = request ? PROTO_REQUEST : PROTO_ANSWER;
+	message->id = (uint32_t)id;
+	message->method = method;
+	message->body = &message->flat->body;
+	return true;
+}
 
 /* Peers' bytes in our sentences: cut off and printable. */
 static const char *quote(char out[32], const char *text, size_t n)
@@ -353,14 +481,6 @@ static int decode_value(const msgpack_object *value, const struct field *field, 
 	return 0;
 }
 
-/* Names are short and mostly told apart by their length: cheaper than to call memcmp(). */
-static bool same_name(const char *a, const char *b, size_t n)
-{
-	while (n > 0 && a[n - 1] == b[n - 1])
-		n--;
-	return n == 0;
-}
-
 /* The key's row, looked for from @start on because both sides go through the table in order. */
 static int table_find(const struct field_table *table, const msgpack_object_str *key,
 		      uint32_t start)
@@ -369,7 +489,8 @@ static int table_find(const struct field_table *table, const msgpack_object_str 
 		uint32_t at = start + i < table->n_fields ? start + i : start + i - table->n_fields;
 		const struct field *field = &table->fields[at];
 
-		if (field->name_bytes == key->size && same_name(field->name, key->ptr, key->size))
+		if (field->name_bytes == key->size &&
+		    field_same_name(field->name, key->ptr, key->size))
 			return (int)at;
 	}
 	return -1;
@@ -415,6 +536,24 @@ static int decode_object(const msgpack_object *map, const struct field_table *ta
 	return 0;
 }
 
+enum { LARGE_BYTES = 4096 };
+
+/* All but the contents of large arrays of bytes, whose counts are 0 then: clearing those takes as long as receiving them. */
+static void clear(char *object, const struct field_table *table)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < table->n_fields && table->size >= LARGE_BYTES; i++) {
+		const struct field *field = &table->fields[i];
+
+		if (field->type != FIELD_BYTES || field->size < LARGE_BYTES || field->offset < at)
+			continue;
+		memset(object + at, 0, field->offset - at);
+		at = field->offset + field->size;
+	}
+	memset(object + at, 0, table->size - at);
+}
+
 int field_decode(const msgpack_object *map, const struct field_table *table, void *ret_object,
 		 const struct field_path *path, struct fmha_error *err)
 {
@@ -422,21 +561,13 @@ int field_decode(const msgpack_object *map, const struct field_table *table, voi
 		*(char *)ret_object = 0; /* a struct proto_empty */
 		return 0;
 	}
-	memset(ret_object, 0, table->size);
+	clear(ret_object, table);
 	if (table->init)
 		table->init(ret_object);
 	return decode_object(map, table, ret_object, 0, path, err);
 }
 
 /* ---- messages ---- */
-
-int proto_method_find(const char *name, size_t n)
-{
-	for (int i = 0; i < PROTO_N_METHODS; i++)
-		if (proto_methods[i].name_bytes == n && same_name(proto_methods[i].name, name, n))
-			return i;
-	return -1;
-}
 
 static int broken(struct fmha_error *err, const char *sentence)
 {

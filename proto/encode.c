@@ -3,18 +3,69 @@
  * encode.c: structs to bytes. A frame's header depends on its payload's length, so the payload is
  * written behind room for a small header and moved up when it turns out to need a larger one.
  */
-#include <proto/message.h>
-
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <fmha/base.h>
+#include <proto/buffer.h>
 #include <proto/error.h>
 #include <proto/frame.h>
+#include <proto/message.h>
 #include <proto/problem.h>
 
 #include "field.h"
-#include "writer.h"
+#include "encode.h"
+
+/* ---- buffer ---- */
+
+int proto_buffer_reserve(struct proto_buffer *buffer, size_t n)
+{
+	size_t capacity = buffer->capacity ? buffer->capacity : 256;
+	uint8_t *data;
+
+	if (n <= buffer->capacity - buffer->size)
+		return 0;
+	if (n > SIZE_MAX / 2 - buffer->size)
+		return FMHA_ENOMEM;
+	while (capacity < buffer->size + n)
+		capacity *= 2;
+	data = realloc(buffer->data, capacity);
+	if (!data)
+		return FMHA_ENOMEM;
+	buffer->data = data;
+	buffer->capacity = capacity;
+	return 0;
+}
+
+int proto_buffer_append(struct proto_buffer *buffer, const void *data, size_t n)
+{
+	int r = proto_buffer_reserve(buffer, n);
+
+	if (r < 0)
+		return r;
+	if (n)
+		memcpy(buffer->data + buffer->size, data, n);
+	buffer->size += n;
+	return 0;
+}
+
+void proto_buffer_consume(struct proto_buffer *buffer, size_t n)
+{
+	if (n >= buffer->size) {
+		buffer->size = 0;
+		return;
+	}
+	memmove(buffer->data, buffer->data + n, buffer->size - n);
+	buffer->size -= n;
+}
+
+void proto_buffer_deinit(struct proto_buffer *buffer)
+{
+	free(buffer->data);
+	*buffer = (struct proto_buffer){0};
+}
 
 static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
 {
@@ -326,17 +377,20 @@ int field_encode(struct writer *writer, const struct field_table *table, const v
 
 struct frame {
 	struct writer writer;
-	size_t start; /* where it begins in the writer's buffer */
+	size_t start, room; /* where it begins in the writer's buffer; bytes left for its header */
 };
 
 /* The header of a frame with up to 255 bytes of payload: what most frames turn out to be. */
 enum { SMALL_HEADER_BYTES = 2 };
+/* The next larger, for structs that have arrays of bytes: moving those by one byte costs as much as writing them. */
+enum { MIDDLE_HEADER_BYTES = 3, LARGE_STRUCT = 4096 };
 
-static void frame_begin(struct frame *frame, struct proto_buffer *out, uint32_t n)
+static void frame_begin(struct frame *frame, struct proto_buffer *out, uint32_t n,
+			const struct field_table *table)
 {
 	*frame = (struct frame){.writer = {.out = out}, .start = out->size};
-	(void)writer_append(&frame->writer, (const char[SMALL_HEADER_BYTES]){0},
-			    SMALL_HEADER_BYTES);
+	frame->room = table->size < LARGE_STRUCT ? SMALL_HEADER_BYTES : MIDDLE_HEADER_BYTES;
+	(void)writer_append(&frame->writer, (const char[MIDDLE_HEADER_BYTES]){0}, frame->room);
 	write_array(&frame->writer, n);
 }
 
@@ -345,28 +399,27 @@ static int frame_end(struct frame *frame, int r, struct fmha_error *err)
 {
 	struct writer *writer = &frame->writer;
 	struct proto_buffer *out = writer->out;
-	size_t payload = out->size - frame->start - SMALL_HEADER_BYTES, header_bytes;
+	size_t payload = out->size - frame->start - frame->room, header_bytes;
 	uint8_t header[PROTO_FRAME_HEADER_MAX] = {0};
 
 	if (r < 0)
 		goto fail;
-	if (payload < 0x100 && !writer->failed) {
-		(void)proto_frame_header(payload, out->data + frame->start);
-		return 0;
-	}
 	header_bytes = proto_frame_header(payload, header);
 	if (!writer->failed && header_bytes + payload > PROTO_MAX_FRAME) {
 		r = fmha_error_set(err, FMHA_EINVAL, "message of %zu bytes: a frame holds %d",
 				   header_bytes + payload, PROTO_MAX_FRAME);
 		goto fail;
 	}
-	(void)writer_append(writer, header, header_bytes - SMALL_HEADER_BYTES); /* room */
+	if (header_bytes > frame->room)
+		(void)writer_append(writer, header, header_bytes - frame->room);
 	if (writer->failed) {
 		r = fmha_error_set(err, FMHA_ENOMEM, "message: out of memory");
 		goto fail;
 	}
-	memmove(out->data + frame->start + header_bytes,
-		out->data + frame->start + SMALL_HEADER_BYTES, payload);
+	if (header_bytes != frame->room)
+		memmove(out->data + frame->start + header_bytes,
+			out->data + frame->start + frame->room, payload);
+	out->size = frame->start + header_bytes + payload;
 	memcpy(out->data + frame->start, header, header_bytes);
 	return 0;
 fail:
@@ -380,7 +433,7 @@ int proto_encode_request(struct proto_buffer *out, uint32_t id, enum proto_metho
 	struct frame frame;
 	int r;
 
-	frame_begin(&frame, out, 4);
+	frame_begin(&frame, out, 4, proto_params_tables[method]);
 	write_uint8(&frame.writer, PROTO_REQUEST);
 	write_uint32(&frame.writer, id);
 	write_string(&frame.writer, proto_methods[method].name, proto_methods[method].name_bytes);
@@ -394,7 +447,7 @@ int proto_encode_notification(struct proto_buffer *out, enum proto_method method
 	struct frame frame;
 	int r;
 
-	frame_begin(&frame, out, 3);
+	frame_begin(&frame, out, 3, proto_params_tables[method]);
 	write_uint8(&frame.writer, PROTO_NOTIFICATION);
 	write_string(&frame.writer, proto_methods[method].name, proto_methods[method].name_bytes);
 	r = field_encode(&frame.writer, proto_params_tables[method], params, NULL, err);
@@ -430,7 +483,7 @@ int proto_encode_result(struct proto_buffer *out, uint32_t id, enum proto_method
 
 	if (proto_result_tables[method]->n_fields == 0)
 		return encode_done(out, id, err);
-	frame_begin(&frame, out, 4);
+	frame_begin(&frame, out, 4, proto_result_tables[method]);
 	write_uint8(&frame.writer, PROTO_ANSWER);
 	write_uint32(&frame.writer, id);
 	write_nil(&frame.writer);
@@ -458,7 +511,7 @@ int proto_encode_error(struct proto_buffer *out, uint32_t id, const struct fmha_
 	memcpy(wire.message, error->msg, sizeof(wire.message) - 1);
 	make_printable(wire.field);
 	make_printable(wire.message);
-	frame_begin(&frame, out, 4);
+	frame_begin(&frame, out, 4, &proto_error_table);
 	write_uint8(&frame.writer, PROTO_ANSWER);
 	write_uint32(&frame.writer, id);
 	r = field_encode(&frame.writer, &proto_error_table, &wire, NULL, err);

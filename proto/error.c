@@ -3,7 +3,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 /* What the header gives the static analyzer instead. */
 #undef fmha_error_set

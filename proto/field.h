@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
+#include <proto/message.h>
 #include <proto/methods.h>
 #include <proto/problem.h>
 
@@ -87,9 +88,6 @@ struct field_path {
 	uint32_t index;
 };
 
-/* "tensor.k.stride[2]", cut off when longer than @size. */
-void field_path_print(const struct field_path *path, char *out, size_t size);
-
 /* Fills @err with the path as the field and "<path>: <sentence>". Return: @code. */
 int field_error(struct fmha_error *err, int code, const struct field_path *path, const char *fmt,
 		...) __attribute__((format(printf, 4, 5)));
@@ -103,5 +101,32 @@ int field_encode(struct writer *writer, const struct field_table *table, const v
 		 const struct field_path *path, struct fmha_error *err);
 int field_decode(const struct msgpack_object *map, const struct field_table *table,
 		 void *ret_object, const struct field_path *path, struct fmha_error *err);
+
+/* Names are short and mostly told apart by their length: cheaper than to call memcmp(). */
+static inline bool field_same_name(const char *a, const char *b, size_t n)
+{
+	while (n > 0 && a[n - 1] == b[n - 1])
+		n--;
+	return n == 0;
+}
+
+/* ---- flat ---- */
+
+/*
+ * A shortcut past msgpack-c's unpacker for the messages that make up nearly all traffic.
+ *
+ * ping, run, the releases and their answers are an envelope around a map of a few short keys with
+ * numbers below: the tree that the unpacker would build is known beforehand. flat_decode() fills in
+ * the same objects in one pass over the bytes, without a zone and without the pre-check, since it
+ * bounds what it reads itself. What it does not take, be it larger, nested, of another type or
+ * broken, goes the long way and is checked there; what it takes, both ways take alike.
+ */
+
+/* Fills in type, id, method and body of a fresh @message. Return: whether it was one of these. */
+bool flat_decode(struct proto_message *message, const uint8_t *payload, size_t n);
+
+/* The long way, for every message. Return: as proto_message_decode(). */
+int tree_decode(struct proto_message *message, const uint8_t *payload, size_t n,
+		struct fmha_error *err);
 
 #endif

@@ -2,12 +2,173 @@
 /* problem.c: roles, data types, extents, strides and sizes. What is legal: problem_check.c. */
 #include <proto/problem.h>
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <proto/error.h>
 
 #include "problem_internal.h"
+
+/* ---- problem settle ---- */
+
+/*
+ * The extents that a caller says of its tensors. Memory behind a tensor is read as
+ * far as the problem's sizes and the role say; here what they say is held against what there is. One
+ * rule for every role, and a table of the exceptions.
+ */
+
+#define EXTENTS_BYTES 112 /* of five numbers and what parts them */
+
+/* Bit i: where the problem has more, axis i may have extent 1. Inputs only: dbias has those of bias. */
+static uint32_t broadcast_axes(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	switch (role) {
+	case FMHA_T_BIAS:
+		return 0xf;
+	case FMHA_T_ALIBI_SLOPES:
+		return 0x1;
+	case FMHA_T_MASK_BITS:
+		return 0x7;
+	case FMHA_T_MASK_INTERVALS:
+	case FMHA_T_Q_DESCALE:
+	case FMHA_T_K_DESCALE:
+	case FMHA_T_V_DESCALE:
+		return p->descale_computed ? 0 : 0x3;
+	default:
+		return 0;
+	}
+}
+
+/* One number, [batch, heads] or [batch, heads, blocks]: what is missing is at the end. */
+static bool lacks_trailing(enum fmha_tensor_role role)
+{
+	return role == FMHA_T_Q_DESCALE || role == FMHA_T_K_DESCALE || role == FMHA_T_V_DESCALE;
+}
+
+static bool is_vectorized(const struct fmha_problem *p, enum fmha_tensor_role role)
+{
+	return (role == FMHA_T_K || role == FMHA_T_V) && p->kv_layout == FMHA_KV_VECTORIZED;
+}
+
+/* "[2, 64, 4, 128]" */
+static const char *extents_text(const int64_t *extent, int n, char text[EXTENTS_BYTES])
+{
+	int used = snprintf(text, EXTENTS_BYTES, "[");
+
+	for (int i = 0; i < n; i++)
+		used += snprintf(text + used, EXTENTS_BYTES - (size_t)used, "%s%" PRId64,
+				 i ? ", " : "", extent[i]);
+	(void)snprintf(text + used, EXTENTS_BYTES - (size_t)used, "]");
+	return text;
+}
+
+/* @said, @n_said: as the caller did. */
+static int refuse(enum fmha_tensor_role role, const int64_t *said, int n_said,
+		  const int64_t *wanted, int n_wanted, struct fmha_error *err)
+{
+	const struct proto_role *r = &proto_roles[role];
+	char field[sizeof(err->field)], has[EXTENTS_BYTES], wants[EXTENTS_BYTES];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s", r->name);
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s is %s: %s is wanted (%.*s)", field,
+				    extents_text(said, n_said < 5 ? n_said : 5, has),
+				    extents_text(wanted, n_wanted, wants),
+				    (int)strcspn(r->dims, ";"), r->dims);
+}
+
+/* K [n_pages, nhead_k, hdim_q / x, page_size, x], V [n_pages, nhead_k, page_size / x, hdim_v, x], packed. */
+static int settle_vectorized(const struct fmha_problem *p, enum fmha_tensor_role role,
+			     struct fmha_tensor *t, struct fmha_error *err)
+{
+	int64_t bytes = fmha_dtype_bytes(t->dtype), x = bytes > 0 ? 16 / bytes : 1, step = 1;
+	const int64_t wanted[5] = {p->n_pages, p->nhead_k,
+				   (role == FMHA_T_K ? p->hdim_q : p->page_size) / x,
+				   role == FMHA_T_K ? p->page_size : p->hdim_v, x};
+	char field[sizeof(err->field)];
+
+	if (t->n_dims != 5 || memcmp(t->extent, wanted, sizeof(wanted)) != 0)
+		return refuse(role, t->extent, (int)t->n_dims, wanted, 5, err);
+	for (int i = 4; i >= 0; step *= wanted[i--]) {
+		if (t->stride[i] == step || wanted[i] <= 1)
+			continue;
+		(void)snprintf(field, sizeof(field), "tensor.%s.stride", proto_roles[role].name);
+		return fmha_error_set_field(err, FMHA_EINVAL, field,
+					    "%s: a vectorized cache is packed", field);
+	}
+	t->n_dims = 0;
+	memset(t->stride, 0, sizeof(t->stride));
+	memset(t->extent, 0, sizeof(t->extent));
+	return 0;
+}
+
+int problem_check_extents(const struct fmha_problem *p, enum fmha_tensor_role role,
+			  struct fmha_error *err)
+{
+	const struct fmha_tensor *t = &p->tensor[role];
+	int n = proto_roles[role].n_dims;
+	int64_t dims[5];
+
+	if (t->n_dims == 0)
+		return 0;
+	problem_extents(p, role, dims);
+	if (role == FMHA_T_WORKSPACE) /* its size is the plan's */
+		dims[0] = t->extent[0];
+	if (t->n_dims != (uint32_t)n || is_vectorized(p, role))
+		return refuse(role, t->extent, (int)t->n_dims, dims, n, err);
+	for (int i = 0; i < n; i++)
+		if (t->extent[i] != dims[i] &&
+		    !(t->extent[i] == 1 && t->stride[i] == 0 && (broadcast_axes(p, role) >> i & 1)))
+			return refuse(role, t->extent, n, dims, n, err);
+	return 0;
+}
+
+/* As many dimensions as the role has. */
+static void align(struct fmha_tensor *t, const struct fmha_tensor *said, int n, int shift)
+{
+	memset(t->extent, 0, sizeof(t->extent));
+	memset(t->stride, 0, sizeof(t->stride));
+	for (int i = 0; i < n; i++) {
+		int from = i - shift;
+		bool there = from >= 0 && from < (int)said->n_dims;
+
+		t->extent[i] = there ? said->extent[from] : 1;
+		t->stride[i] = there ? said->stride[from] : 0;
+	}
+	t->n_dims = (uint32_t)n;
+}
+
+static int settle(struct fmha_problem *p, enum fmha_tensor_role role, struct fmha_error *err)
+{
+	struct fmha_tensor *t = &p->tensor[role], said = *t;
+	int n = proto_roles[role].n_dims;
+	int64_t dims[5];
+	int r;
+
+	if (is_vectorized(p, role))
+		return settle_vectorized(p, role, t, err);
+	problem_extents(p, role, dims);
+	if (said.n_dims > (uint32_t)n)
+		return refuse(role, said.extent, (int)said.n_dims, dims, n, err);
+	align(t, &said, n, lacks_trailing(role) ? 0 : n - (int)said.n_dims);
+	for (int i = 0; i < n; i++)
+		if (t->extent[i] == 1 && (dims[i] != 1 || t->stride[i] < 0))
+			t->stride[i] = 0;
+	r = problem_check_extents(p, role, err);
+	return r < 0 ? refuse(role, said.extent, (int)said.n_dims, dims, n, err) : 0;
+}
+
+int problem_settle(struct fmha_problem *problem, struct fmha_error *err)
+{
+	int r = 0;
+
+	/* dbias's extents are bias's, which comes before it. */
+	for (uint32_t role = 0; r == 0 && role < FMHA_N_TENSORS; role++)
+		if (problem->tensor[role].n_dims > 0 && fmha_tensor_present(&problem->tensor[role]))
+			r = settle(problem, role, err);
+	return r;
+}
 
 #define DIRECTION_IN    .input = true
 #define DIRECTION_OUT   .output = true
@@ -33,7 +194,7 @@ WORDS(proto_op_words, "forward", "backward", "append_kv", "merge_states");
 WORDS(proto_mode_words, "batch", "group");
 WORDS(proto_mask_words, "none", "top_left", "bottom_right");
 WORDS(proto_rope_words, "none", "interleaved", "half_rotated");
-WORDS(proto_kv_layout_words, "linear", "vectorized");
+WORDS(proto_kv_layout_words, "linear", "vectorized", "latent_fp8");
 
 const char *problem_op_name(uint32_t op)
 {
@@ -142,7 +303,11 @@ static void axis_k(const struct fmha_problem *p, struct problem_axis *axis)
 		return;
 	axis->longest = axis->length = p->seqlen_k;
 	if (p->page_size > 0) {
-		axis->storage = fmha_tensor_present(&p->kv_indptr) ? STORED_LIST : STORED_TABLE;
+		axis->storage = fmha_tensor_present(&p->slot_mapping) ? STORED_SLOTS
+				: fmha_tensor_present(&p->kv_indptr)  ? STORED_LIST
+				: p->topk > 0 && !fmha_tensor_present(&p->block_table)
+					? STORED_SLOTS
+					: STORED_TABLE;
 		axis->outer = p->n_pages;
 		axis->length = p->page_size;
 	} else if (fmha_tensor_present(&p->cache_batch_idx)) {
@@ -209,7 +374,8 @@ void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, i
 		return dims_set(ret_dims, q->outer, q->length, p->nhead_q, p->hdim_v);
 	case FMHA_T_K:
 	case FMHA_T_DK:
-		return dims_set(ret_dims, k->outer, k->length, p->nhead_k, p->hdim_q);
+		return dims_set(ret_dims, k->outer, k->length, p->nhead_k,
+				p->kv_layout == FMHA_KV_LATENT_FP8 ? FMHA_LATENT_BYTES : p->hdim_q);
 	case FMHA_T_V:
 	case FMHA_T_DV:
 		return dims_set(ret_dims, k->outer, k->length, p->nhead_k, p->hdim_v);
@@ -223,6 +389,10 @@ void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, i
 		if (role == FMHA_T_DBIAS)
 			dbias_extents(p, ret_dims);
 		return;
+	case FMHA_T_MASK_INTERVALS:
+		return dims_set(ret_dims, q->outer, p->nhead_q, p->mask_endpoints, q->length);
+	case FMHA_T_MASK_BITS:
+		return dims_set(ret_dims, q->outer, p->nhead_q, q->length, (k->longest + 7) / 8);
 	case FMHA_T_ALIBI_SLOPES:
 		return dims_set(ret_dims, axes.sequences, p->nhead_q, 1, 1);
 	case FMHA_T_SINK:
@@ -248,13 +418,19 @@ void problem_extents(const struct fmha_problem *p, enum fmha_tensor_role role, i
 	case FMHA_T_K_DESCALE:
 	case FMHA_T_V_DESCALE:
 		if (p->descale_per_page)
-			return dims_set(ret_dims, p->n_pages, p->nhead_k, 1, 1);
+			return dims_set(ret_dims, p->n_pages, p->nhead_k,
+					descale_blocks(p->page_size, p->descale_block_k), 1);
 		return dims_set(ret_dims, axes.sequences, p->nhead_k,
 				descale_blocks(k->longest, p->descale_block_k), 1);
 	case FMHA_T_K_NEW:
 		return dims_set(ret_dims, axes.sequences, p->seqlen_new, p->nhead_k, p->hdim_q);
 	case FMHA_T_V_NEW:
 		return dims_set(ret_dims, axes.sequences, p->seqlen_new, p->nhead_k, p->hdim_v);
+	case FMHA_T_SLOT_MAPPING:
+	case FMHA_T_POSITIONS:
+		return dims_set(ret_dims, axes.sequences, p->seqlen_new, 1, 1);
+	case FMHA_T_INDICES:
+		return dims_set(ret_dims, q->outer, q->length, p->topk, 1);
 	case FMHA_T_ROTARY_COS:
 	case FMHA_T_ROTARY_SIN:
 		return dims_set(ret_dims, p->rotary_max_pos, p->rotary_dim / 2, 1, 1);
@@ -281,18 +457,17 @@ static bool stride_is_packed(const struct fmha_tensor *tensor)
 	return true;
 }
 
-void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
-		     int64_t ret_stride[5])
+static void strides_of(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		       const int64_t dims[5], int64_t ret_stride[5])
 {
 	const struct fmha_tensor *tensor = &problem->tensor[role];
 	bool packed = stride_is_packed(tensor);
-	int64_t dims[5], stride = 1;
+	int64_t stride = 1;
 
-	problem_extents(problem, role, dims);
 	memset(ret_stride, 0, 5 * sizeof(*ret_stride));
 	for (int i = proto_roles[role].n_dims - 1; i >= 0; i--) {
 		ret_stride[i] = packed ? stride : tensor->stride[i];
-		/* Saturate: a product that overflows is refused by problem_span_bytes(). */
+		/* Saturate: a product that overflows is refused by problem_view(). */
 		if (__builtin_mul_overflow(stride, dims[i] > 0 ? dims[i] : 1, &stride))
 			stride = INT64_MAX;
 	}
@@ -302,21 +477,29 @@ void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role r
 				ret_stride[i] = 0;
 }
 
-int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,
-		       uint64_t *ret_bytes, struct fmha_error *err)
+void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		     int64_t ret_stride[5])
 {
-	uint32_t bytes = fmha_dtype_bytes(problem->tensor[role].dtype);
-	int64_t dims[5], stride[5], last = 0, span;
-	char field[sizeof(err->field)] = "tensor.";
+	int64_t dims[5];
 
 	problem_extents(problem, role, dims);
-	problem_strides(problem, role, stride);
-	for (int i = 0; i < 5; i++) {
-		if (dims[i] <= 0) {
-			*ret_bytes = 0;
+	strides_of(problem, role, dims, ret_stride);
+}
+
+int problem_view(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		 struct problem_view *ret_view, struct fmha_error *err)
+{
+	uint32_t bytes = fmha_dtype_bytes(problem->tensor[role].dtype);
+	const int64_t *dims = ret_view->extent, *stride = ret_view->stride;
+	char field[sizeof(err->field)] = "tensor.";
+	int64_t last = 0, span;
+
+	problem_extents(problem, role, ret_view->extent);
+	strides_of(problem, role, dims, ret_view->stride);
+	ret_view->bytes = 0;
+	for (int i = 0; i < 5; i++)
+		if (dims[i] <= 0)
 			return 0;
-		}
-	}
 	for (int i = 0; i < proto_roles[role].n_dims; i++) {
 		int64_t reach;
 
@@ -327,10 +510,21 @@ int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role
 	if (__builtin_add_overflow(last, 1, &span) ||
 	    __builtin_mul_overflow(span, (int64_t)bytes, &span))
 		goto overflow;
-	*ret_bytes = (uint64_t)span;
+	ret_view->bytes = (uint64_t)span;
 	return 0;
 overflow:
 	(void)strncat(field, proto_roles[role].name, sizeof(field) - sizeof("tensor."));
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: its extent overflows 64 bits",
 				    field);
+}
+
+int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		       uint64_t *ret_bytes, struct fmha_error *err)
+{
+	struct problem_view view;
+	int r = problem_view(problem, role, &view, err);
+
+	if (r == 0)
+		*ret_bytes = view.bytes;
+	return r;
 }

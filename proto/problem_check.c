@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * problem_check.c: is this a sound problem, as far as no device is needed to tell? First every
- * number on its own, then numbers against each other; tensors are judged by problem_tensors.c.
+ * number on its own, then numbers against each other; tensors are checked by problem_tensors.c.
  * Everything behind this check may multiply sizes as int64_t without a second thought.
  */
 #include <proto/problem.h>
@@ -139,6 +139,11 @@ static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 
 static int check_mask(const struct fmha_problem *p, struct fmha_error *err)
 {
+	if (p->mask_endpoints > 0 && p->mask_endpoints % 2 == 0)
+		return refuse(err, "mask_endpoints", p->mask_endpoints, "even, must be odd");
+	if (p->mask_endpoints > 0 && !fmha_tensor_present(&p->mask_intervals))
+		return refuse(err, "mask_endpoints", p->mask_endpoints,
+			      "needs tensor.mask_intervals");
 	if (p->mask != FMHA_MASK_NONE)
 		return 0;
 	if (p->window_left != -1)
@@ -178,7 +183,7 @@ static int check_pages(const struct fmha_problem *p, struct fmha_error *err)
 			return refuse(err, "max_blocks", p->max_blocks, "needs page_size");
 		if (p->n_page_indices != 0)
 			return refuse(err, "n_page_indices", p->n_page_indices, "needs page_size");
-		if (p->kv_layout != FMHA_KV_LINEAR)
+		if (p->kv_layout == FMHA_KV_VECTORIZED)
 			return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
 						    "kv_layout: vectorized needs page_size");
 		if (p->cache_batch != 0 && !fmha_tensor_present(&p->cache_batch_idx))
@@ -186,7 +191,7 @@ static int check_pages(const struct fmha_problem *p, struct fmha_error *err)
 				      "needs tensor.cache_batch_idx");
 		return 0;
 	}
-	if (p->n_pages < 1 && p->seqlen_k > 0)
+	if (p->n_pages < 1 && (p->seqlen_k > 0 || fmha_tensor_present(&p->slot_mapping)))
 		return refuse(err, "n_pages", p->n_pages, "below 1");
 	if (p->cache_batch != 0)
 		return refuse(err, "cache_batch", p->cache_batch, "a paged cache has no rows");
@@ -229,6 +234,18 @@ static int check_append(const struct fmha_problem *p, struct fmha_error *err)
 	problem_axes(p, &axes);
 	if (p->op == FMHA_APPEND_KV && p->seqlen_new < 1)
 		return refuse(err, "seqlen_new", p->seqlen_new, "append_kv needs at least 1");
+	if (axes.k.storage == STORED_SLOTS) {
+		if (p->seqlen_k != 0)
+			return refuse(err, "seqlen_k", p->seqlen_k,
+				      p->topk > 0 ? "tensor.indices says which slots are read"
+						  : "tensor.slot_mapping says where rows go");
+		if (p->topk == 0 && fmha_tensor_present(&p->q) && p->seqlen_q != p->seqlen_new)
+			return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_q",
+						    "seqlen_q %d: q turns with k_new, which has %d "
+						    "rows",
+						    p->seqlen_q, p->seqlen_new);
+		return 0;
+	}
 	if (p->seqlen_new > p->seqlen_k)
 		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_new",
 					    "seqlen_new %d: above seqlen_k %d, which counts it",
@@ -267,31 +284,122 @@ static int check_rope(const struct fmha_problem *p, struct fmha_error *err)
 
 static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 {
+	struct problem_axes axes;
+
+	problem_axes(p, &axes);
 	if (p->descale_block_q != 0 && !fmha_tensor_present(&p->q_descale))
 		return refuse(err, "descale_block_q", p->descale_block_q, "needs tensor.q_descale");
 	if (p->descale_block_k != 0 && !fmha_tensor_present(&p->k_descale) &&
 	    !fmha_tensor_present(&p->v_descale))
 		return refuse(err, "descale_block_k", p->descale_block_k,
 			      "needs tensor.k_descale or tensor.v_descale");
+	if (p->descale_computed && !(p->descale_per_page && p->descale_block_k == 1 &&
+				     fmha_tensor_present(&p->slot_mapping)))
+		return fmha_error_set_field(err, FMHA_EINVAL, "descale_computed",
+					    "descale_computed: needs tensor.slot_mapping, "
+					    "descale_per_page and descale_block_k 1");
+	/* A row by slots has no place in its sequence. */
+	if (axes.k.storage == STORED_SLOTS && p->descale_block_k && !p->descale_per_page)
+		return refuse(err, "descale_block_k", p->descale_block_k,
+			      "by slots it needs descale_per_page");
 	if (!p->descale_per_page)
 		return 0;
 	if (p->page_size == 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "descale_per_page",
 					    "descale_per_page: needs page_size");
-	if (p->descale_block_k != 0)
+	if (p->descale_block_k > p->page_size)
 		return refuse(err, "descale_block_k", p->descale_block_k,
-			      "descale_per_page is given as well");
+			      "above page_size, and descale_per_page counts slots of a page");
+	return 0;
+}
+
+/* Values that are part of the keys. */
+static int check_latent(const struct fmha_problem *p, struct fmha_error *err)
+{
+	bool is_latent = p->kv_layout == FMHA_KV_LATENT_FP8;
+
+	if (is_latent && !p->v_in_k)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
+					    "kv_layout: latent_fp8 needs v_in_k");
+	if (!p->v_in_k)
+		return 0;
+	if (p->hdim_v > p->hdim_q)
+		return fmha_error_set_field(err, FMHA_EINVAL, "hdim_v",
+					    "hdim_v %d: above hdim_q %d, which holds it (v_in_k)",
+					    p->hdim_v, p->hdim_q);
+	if (p->kv_layout == FMHA_KV_VECTORIZED)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
+					    "kv_layout: vectorized keys hold no values (v_in_k)");
+	if (p->rope != FMHA_ROPE_NONE)
+		return fmha_error_set_field(
+			err, FMHA_EINVAL, "rope",
+			"rope: turns first elements, which v_in_k makes values");
+	if (!is_latent)
+		return 0;
+	if (p->nhead_k != 1)
+		return refuse(err, "nhead_k", p->nhead_k, "latent_fp8 has 1");
+	if (p->hdim_q != 576)
+		return refuse(err, "hdim_q", p->hdim_q, "latent_fp8 has 576");
+	if (p->hdim_v != 512)
+		return refuse(err, "hdim_v", p->hdim_v, "latent_fp8 has 512");
+	if (p->k.dtype != FMHA_E4M3)
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k.dtype",
+					    "tensor.k.dtype: latent_fp8 is of e4m3");
+	if (p->op == FMHA_FORWARD && p->q.dtype == FMHA_E4M3)
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.q.dtype",
+					    "tensor.q.dtype: latent_fp8 takes f16 or bf16");
+	if (p->seqlen_new > 0 && p->k_new.dtype == FMHA_E4M3)
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k_new.dtype",
+					    "tensor.k_new.dtype: latent_fp8 takes f16 or bf16");
+	if (fmha_tensor_present(&p->k_descale))
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k_descale",
+					    "tensor.k_descale: latent_fp8 has factors of its own");
+	return 0;
+}
+
+static int check_chosen(const struct fmha_problem *p, struct fmha_error *err)
+{
+	if (p->topk == 0)
+		return 0;
+	if (p->mask != FMHA_MASK_NONE)
+		return fmha_error_set_field(err, FMHA_EINVAL, "mask",
+					    "mask: with topk, indices say what a row sees");
+	if (p->dropout_p > 0)
+		return fmha_error_set_field(err, FMHA_EINVAL, "dropout_p",
+					    "dropout_p %g: not with topk", (double)p->dropout_p);
+	if (p->n_splits > 1)
+		return refuse(err, "n_splits", p->n_splits, "keys that are chosen are not split");
+	if (p->split_size > 0)
+		return refuse(err, "split_size", p->split_size,
+			      "keys that are chosen are not split");
+	if (p->seqlen_new > 0)
+		return refuse(err, "seqlen_new", p->seqlen_new, "not with topk: append first");
+	if (p->kv_layout == FMHA_KV_VECTORIZED)
+		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
+					    "kv_layout: vectorized keys are not chosen by topk");
 	return 0;
 }
 
 int problem_check(const struct fmha_problem *problem, struct fmha_error *err)
 {
 	int (*const steps[])(const struct fmha_problem *, struct fmha_error *) = {
-		check_choices,    check_ranges,          check_floats,
-		check_heads,      check_lengths,         check_dropout_place,
-		check_mask,       check_options,         check_pages,
-		check_vectorized, check_append,          check_rope,
-		check_descale,    problem_check_tensors, problem_check_aliasing,
+		check_choices,
+		check_ranges,
+		check_floats,
+		check_heads,
+		check_lengths,
+		check_dropout_place,
+		check_mask,
+		check_options,
+		check_pages,
+		check_vectorized,
+		check_append,
+		check_rope,
+		check_latent,
+		check_chosen,
+		check_descale,
+		problem_check_tensors,
+		problem_check_aliasing,
 	};
 	int r;
 

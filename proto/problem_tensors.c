@@ -6,7 +6,6 @@
 #include <proto/problem.h>
 
 #include <stdio.h>
-#include <string.h>
 
 #include <proto/error.h>
 
@@ -35,7 +34,7 @@ static const struct usage {
 } usage[FMHA_N_TENSORS] = {
 	[FMHA_T_Q] = {OPS_ATTENTION, OPS_ATTENTION | OP_APPEND},
 	[FMHA_T_K] = {OPS_ATTENTION | OP_APPEND, OPS_ATTENTION | OP_APPEND},
-	[FMHA_T_V] = {OPS_ATTENTION | OP_APPEND, OPS_ATTENTION | OP_APPEND},
+	[FMHA_T_V] = {OP_BACKWARD, OPS_ATTENTION | OP_APPEND}, /* else: but for v_in_k */
 	[FMHA_T_O] = {OPS_ATTENTION | OP_MERGE, OPS_ATTENTION | OP_MERGE},
 	[FMHA_T_LSE] = {OP_BACKWARD, OPS_ATTENTION | OP_MERGE},
 	[FMHA_T_BIAS] = {0, OPS_ATTENTION},
@@ -53,10 +52,10 @@ static const struct usage {
 	[FMHA_T_CACHE_BATCH_IDX] = {0, OP_FORWARD | OP_APPEND},
 	[FMHA_T_LEFTPAD_K] = {0, OP_FORWARD},
 	[FMHA_T_Q_DESCALE] = {0, OP_FORWARD},
-	[FMHA_T_K_DESCALE] = {0, OP_FORWARD},
-	[FMHA_T_V_DESCALE] = {0, OP_FORWARD},
+	[FMHA_T_K_DESCALE] = {0, OP_FORWARD | OP_APPEND},
+	[FMHA_T_V_DESCALE] = {0, OP_FORWARD | OP_APPEND},
 	[FMHA_T_K_NEW] = {OP_APPEND, OP_FORWARD | OP_APPEND},
-	[FMHA_T_V_NEW] = {OP_APPEND, OP_FORWARD | OP_APPEND},
+	[FMHA_T_V_NEW] = {0, OP_FORWARD | OP_APPEND},
 	[FMHA_T_ROTARY_COS] = {0, OP_FORWARD | OP_APPEND},
 	[FMHA_T_ROTARY_SIN] = {0, OP_FORWARD | OP_APPEND},
 	[FMHA_T_Q_ROTATED] = {0, OP_APPEND},
@@ -70,6 +69,11 @@ static const struct usage {
 	[FMHA_T_O_PARTS] = {OP_MERGE, OP_MERGE},
 	[FMHA_T_LSE_PARTS] = {OP_MERGE, OP_MERGE},
 	[FMHA_T_WORKSPACE] = {0, OPS_ALL},
+	[FMHA_T_MASK_INTERVALS] = {0, OPS_ATTENTION},
+	[FMHA_T_MASK_BITS] = {0, OPS_ATTENTION},
+	[FMHA_T_SLOT_MAPPING] = {0, OP_APPEND},
+	[FMHA_T_POSITIONS] = {0, OP_APPEND},
+	[FMHA_T_INDICES] = {0, OP_FORWARD},
 };
 
 static int check_usage(const struct fmha_problem *p, struct fmha_error *err)
@@ -105,6 +109,29 @@ static int first_wrong(const struct condition *conditions, size_t n, struct fmha
 	return 0;
 }
 
+/* By slots, nothing else says where rows go or how long sequences are. */
+static int check_slots(const struct fmha_problem *p, struct fmha_error *err)
+{
+	static const enum fmha_tensor_role others[] = {
+		FMHA_T_SEQSTART_Q,       FMHA_T_SEQLEN_Q,       FMHA_T_SEQLEN_K,
+		FMHA_T_BLOCK_TABLE,      FMHA_T_KV_INDPTR,      FMHA_T_KV_PAGE_INDICES,
+		FMHA_T_KV_LAST_PAGE_LEN, FMHA_T_CACHE_BATCH_IDX};
+	bool slots = has(p, FMHA_T_SLOT_MAPPING), turns = p->rope != FMHA_ROPE_NONE;
+	const struct condition conditions[] = {
+		{FMHA_T_SLOT_MAPPING, slots && p->page_size == 0, "needs page_size"},
+		{FMHA_T_SLOT_MAPPING, slots && p->mode == FMHA_GROUP, "needs batch mode"},
+		{FMHA_T_POSITIONS, has(p, FMHA_T_POSITIONS) && !(slots && turns),
+		 slots ? "needs rope" : "needs slot_mapping"},
+		{FMHA_T_POSITIONS, slots && turns && !has(p, FMHA_T_POSITIONS),
+		 "rope by slots needs it"},
+	};
+
+	for (size_t i = 0; slots && i < sizeof(others) / sizeof(others[0]); i++)
+		if (has(p, others[i]))
+			return refuse(err, others[i], "", "slot_mapping says where rows go");
+	return first_wrong(conditions, sizeof(conditions) / sizeof(conditions[0]), err);
+}
+
 /*
  * What finds the sequences: each kind of storage has its tensors, needed by it and by nothing else.
  * No operation is exempt: a kernel that misses one takes the sequences for another kind.
@@ -114,13 +141,14 @@ static int check_sequence_tensors(const struct fmha_problem *p, struct fmha_erro
 	struct problem_axes axes;
 	bool table = has(p, FMHA_T_BLOCK_TABLE), indptr = has(p, FMHA_T_KV_INDPTR);
 	bool indices = has(p, FMHA_T_KV_PAGE_INDICES), last = has(p, FMHA_T_KV_LAST_PAGE_LEN);
-	bool group = p->mode == FMHA_GROUP, rows, packed_q, packed_k, paged;
+	bool group = p->mode == FMHA_GROUP, rows, packed_q, packed_k, paged, chosen;
 
 	problem_axes(p, &axes);
 	rows = axes.q.storage != STORED_NOT;
 	packed_q = axes.q.storage == STORED_PACKED;
 	packed_k = axes.k.storage == STORED_PACKED;
 	paged = problem_axis_is_paged(&axes.k);
+	chosen = axes.k.storage == STORED_SLOTS && p->topk > 0;
 	const struct condition conditions[] = {
 		{FMHA_T_SEQSTART_Q, packed_q && !has(p, FMHA_T_SEQSTART_Q), "group mode needs it"},
 		{FMHA_T_SEQSTART_Q, !packed_q && has(p, FMHA_T_SEQSTART_Q),
@@ -136,29 +164,72 @@ static int check_sequence_tensors(const struct fmha_problem *p, struct fmha_erro
 		{FMHA_T_BLOCK_TABLE, paged && !table && !indptr,
 		 "a paged cache needs it, or kv_indptr"},
 		{FMHA_T_KV_INDPTR, table && indptr, "block_table is given as well"},
-		{FMHA_T_KV_PAGE_INDICES, indices != indptr && paged,
+		{FMHA_T_KV_PAGE_INDICES, indices != indptr && (paged || chosen),
 		 indptr ? "kv_indptr needs it" : "needs kv_indptr"},
-		{FMHA_T_KV_LAST_PAGE_LEN, last != indptr && paged,
+		{FMHA_T_KV_LAST_PAGE_LEN, last != indptr && (paged || chosen),
 		 indptr ? "kv_indptr needs it" : "needs kv_indptr"},
-		{FMHA_T_CACHE_BATCH_IDX, paged && has(p, FMHA_T_CACHE_BATCH_IDX),
+		{FMHA_T_CACHE_BATCH_IDX, p->page_size > 0 && has(p, FMHA_T_CACHE_BATCH_IDX),
 		 "a paged cache has no rows"},
+		{FMHA_T_SEQLEN_K, chosen && has(p, FMHA_T_SEQLEN_K), "indices are slots"},
 	};
 
 	return first_wrong(conditions, sizeof(conditions) / sizeof(conditions[0]), err);
+}
+
+/* Values of their own, or none. */
+static int check_values(const struct fmha_problem *p, struct fmha_error *err)
+{
+	static const enum fmha_tensor_role own[] = {FMHA_T_V, FMHA_T_V_NEW, FMHA_T_V_DESCALE};
+	bool appends = p->seqlen_new > 0, attends = p->op == FMHA_FORWARD;
+	const struct condition conditions[] = {
+		{FMHA_T_V, (attends || p->op == FMHA_APPEND_KV) && !has(p, FMHA_T_V),
+		 attends ? "forward needs it" : "append_kv needs it"},
+		{FMHA_T_V_NEW, appends && !has(p, FMHA_T_V_NEW), "seqlen_new needs it"},
+		{FMHA_T_V_DESCALE, p->descale_computed && !has(p, FMHA_T_V_DESCALE),
+		 "descale_computed needs it"},
+	};
+
+	if (!p->v_in_k)
+		return first_wrong(conditions, sizeof(conditions) / sizeof(conditions[0]), err);
+	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+		if (has(p, own[i]))
+			return refuse(err, own[i], "", "v_in_k: the values are in k");
+	return 0;
+}
+
+/* What names the keys of a row, and what has no meaning beside it. */
+static int check_chosen(const struct fmha_problem *p, struct fmha_error *err)
+{
+	static const enum fmha_tensor_role others[] = {FMHA_T_BIAS, FMHA_T_ALIBI_SLOPES,
+						       FMHA_T_LEFTPAD_K, FMHA_T_MASK_INTERVALS,
+						       FMHA_T_MASK_BITS};
+
+	if (has(p, FMHA_T_INDICES) != (p->topk > 0))
+		return refuse(err, FMHA_T_INDICES, "",
+			      p->topk > 0 ? "topk needs it" : "needs topk");
+	for (size_t i = 0; p->topk > 0 && i < sizeof(others) / sizeof(others[0]); i++)
+		if (has(p, others[i]))
+			return refuse(err, others[i], "", "topk: indices say what a row sees");
+	return 0;
 }
 
 /* Options of the operation itself. */
 static int check_option_tensors(const struct fmha_problem *p, struct fmha_error *err)
 {
 	bool appends = p->seqlen_new > 0, rope = p->rope != FMHA_ROPE_NONE;
+	bool finds = p->descale_computed;
 	const struct condition conditions[] = {
+		{FMHA_T_K_DESCALE, finds && !has(p, FMHA_T_K_DESCALE), "descale_computed needs it"},
 		{FMHA_T_ALIBI_SLOPES, has(p, FMHA_T_ALIBI_SLOPES) && has(p, FMHA_T_BIAS),
 		 "bias is given as well"},
 		{FMHA_T_RANDVAL, has(p, FMHA_T_RANDVAL) && p->dropout_p == 0, "needs dropout_p"},
+		{FMHA_T_MASK_INTERVALS, has(p, FMHA_T_MASK_INTERVALS) && p->mask_endpoints == 0,
+		 "needs mask_endpoints"},
+		{FMHA_T_MASK_BITS, has(p, FMHA_T_MASK_BITS) && has(p, FMHA_T_MASK_INTERVALS),
+		 "mask_intervals is given as well"},
 		{FMHA_T_DBIAS, has(p, FMHA_T_DBIAS) && !has(p, FMHA_T_BIAS), "needs bias"},
 		{FMHA_T_DSINK, has(p, FMHA_T_DSINK) && !has(p, FMHA_T_SINK), "needs sink"},
 		{FMHA_T_K_NEW, appends && !has(p, FMHA_T_K_NEW), "seqlen_new needs it"},
-		{FMHA_T_V_NEW, appends && !has(p, FMHA_T_V_NEW), "seqlen_new needs it"},
 		{FMHA_T_K_NEW, !appends && has(p, FMHA_T_K_NEW), "needs seqlen_new"},
 		{FMHA_T_V_NEW, !appends && has(p, FMHA_T_V_NEW), "needs seqlen_new"},
 		{FMHA_T_ROTARY_COS, rope && !has(p, FMHA_T_ROTARY_COS), "rope needs it"},
@@ -187,21 +258,38 @@ static bool is_fp8(uint32_t dtype)
 	return dtype == FMHA_E4M3 || dtype == FMHA_E5M2;
 }
 
-/* The types that a role may have; those of q, k and v equal each other. */
+/* 16-bit queries over keys and values of fp8. */
+static bool is_mixed(const struct fmha_problem *p)
+{
+	return p->op == FMHA_FORWARD && is_fp8(p->k.dtype) && !is_fp8(p->q.dtype);
+}
+
+/* The types that a role may have; those of q, k and v equal each other, but for a q of 16 bits over
+ * fp8. */
 static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_role role)
 {
 	/* append_kv may come without q: the cache decides. */
 	uint32_t type = p->op == FMHA_MERGE_STATES ? p->o_parts.dtype : p->k.dtype;
-	uint32_t output = is_fp8(type) ? TYPES_WIDE : TYPE(type);
+	uint32_t output = is_mixed(p) ? TYPE(p->q.dtype) : is_fp8(type) ? TYPES_WIDE : TYPE(type);
+	/* New rows are the cache's, or 16 bits over fp8; in one call with q they are as q is. */
+	uint32_t new_row = p->op == FMHA_FORWARD ? p->q.dtype : p->k_new.dtype;
 
 	switch (role) {
 	case FMHA_T_K:
 		return p->op == FMHA_BACKWARD ? TYPES_WIDE : TYPES_WIDE | TYPES_FP8;
 	case FMHA_T_Q:
-	case FMHA_T_V:
+		return p->op == FMHA_APPEND_KV ? TYPE(new_row)
+		       : p->op == FMHA_FORWARD && is_fp8(type)
+			       ? TYPE(type) | TYPE(FMHA_F16) | TYPE(FMHA_BF16)
+			       : TYPE(type);
 	case FMHA_T_K_NEW:
+		return p->op == FMHA_FORWARD ? TYPE(new_row)
+		       : is_fp8(type)        ? TYPE(type) | TYPE(FMHA_F16) | TYPE(FMHA_BF16)
+					     : TYPE(type);
 	case FMHA_T_V_NEW:
 	case FMHA_T_Q_ROTATED:
+		return TYPE(new_row);
+	case FMHA_T_V:
 	case FMHA_T_DO:
 	case FMHA_T_DQ:
 	case FMHA_T_DK:
@@ -217,7 +305,10 @@ static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_rol
 		return output | TYPE(FMHA_F32);
 	case FMHA_T_ROTARY_COS:
 	case FMHA_T_ROTARY_SIN:
-		return TYPE(FMHA_F32) | TYPE(type);
+		return TYPE(FMHA_F32) | TYPE(new_row);
+	case FMHA_T_SLOT_MAPPING:
+	case FMHA_T_POSITIONS:
+		return TYPE(FMHA_I64);
 	case FMHA_T_LSE:
 	case FMHA_T_ALIBI_SLOPES:
 	case FMHA_T_SINK:
@@ -229,6 +320,7 @@ static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_rol
 	case FMHA_T_V_DESCALE:
 		return TYPE(FMHA_F32);
 	case FMHA_T_RANDVAL:
+	case FMHA_T_MASK_BITS:
 	case FMHA_T_WORKSPACE:
 		return TYPE(FMHA_U8);
 	default:
@@ -236,18 +328,27 @@ static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_rol
 	}
 }
 
+/* Rules speak of each other's types: each has to be one before the first of them is asked. */
+static int check_dtypes_known(const struct fmha_problem *p, struct fmha_error *err)
+{
+	char rule[48];
+
+	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
+		if (!has(p, role) || p->tensor[role].dtype < FMHA_N_DTYPES)
+			continue;
+		(void)snprintf(rule, sizeof(rule), "%u is no data type", p->tensor[role].dtype);
+		return refuse(err, role, ".dtype", rule);
+	}
+	return 0;
+}
+
 static int check_dtype(const struct fmha_problem *p, enum fmha_tensor_role role,
 		       struct fmha_error *err)
 {
-	uint32_t dtype = p->tensor[role].dtype, allowed;
+	uint32_t dtype = p->tensor[role].dtype, allowed = allowed_types(p, role);
 	char rule[96];
 	size_t used;
 
-	if (dtype >= FMHA_N_DTYPES) {
-		(void)snprintf(rule, sizeof(rule), "%u is no data type", dtype);
-		return refuse(err, role, ".dtype", rule);
-	}
-	allowed = allowed_types(p, role);
 	if (allowed & TYPE(dtype))
 		return 0;
 	used = (size_t)snprintf(rule, sizeof(rule), "%s, must be", fmha_dtype_name(dtype));
@@ -266,6 +367,13 @@ static int check_related_types(const struct fmha_problem *p, struct fmha_error *
 	for (size_t i = 0; i < sizeof(descales) / sizeof(descales[0]); i++)
 		if (has(p, descales[i]) && !is_fp8(p->k.dtype))
 			return refuse(err, descales[i], "", "only fp8 inputs have scale factors");
+	if (has(p, FMHA_T_Q_DESCALE) && is_mixed(p))
+		return refuse(err, FMHA_T_Q_DESCALE, "", "only fp8 inputs have scale factors");
+	/* What is appended as it comes has the factors that it was made with. */
+	for (size_t i = 1; p->op == FMHA_APPEND_KV && i < sizeof(descales) / sizeof(descales[0]);
+	     i++)
+		if (has(p, descales[i]) && is_fp8(p->k_new.dtype))
+			return refuse(err, descales[i], "", "k_new and v_new are of fp8 already");
 	if (has(p, FMHA_T_DBIAS) && p->dbias.dtype != p->bias.dtype)
 		return refuse(err, FMHA_T_DBIAS, ".dtype", "differs from that of bias");
 	if (has(p, FMHA_T_ROTARY_COS) && p->rotary_cos.dtype != p->rotary_sin.dtype)
@@ -286,6 +394,9 @@ static bool is_written(const struct fmha_problem *p, enum fmha_tensor_role role)
 	case FMHA_T_K:
 	case FMHA_T_V:
 		return p->seqlen_new > 0;
+	case FMHA_T_K_DESCALE:
+	case FMHA_T_V_DESCALE:
+		return p->descale_computed;
 	default:
 		return proto_roles[role].output;
 	}
@@ -325,8 +436,7 @@ static int check_strides(const struct fmha_problem *p, enum fmha_tensor_role rol
 {
 	const struct fmha_tensor *tensor = &p->tensor[role];
 	int n_dims = proto_roles[role].n_dims;
-	int64_t dims[5], stride[5];
-	uint64_t bytes;
+	struct problem_view view;
 	char part[24];
 	int r;
 
@@ -341,14 +451,13 @@ static int check_strides(const struct fmha_problem *p, enum fmha_tensor_role rol
 		    (role == FMHA_T_K || role == FMHA_T_V))
 			return refuse(err, role, part, "a vectorized cache is packed: must be 0");
 	}
-	r = problem_span_bytes(p, role, &bytes, err);
+	r = problem_view(p, role, &view, err);
 	if (r < 0)
 		return r;
-	if (tensor->offset > UINT64_MAX - bytes)
+	if (tensor->offset > UINT64_MAX - view.bytes)
 		return refuse(err, role, ".offset", "offset and extent overflow 64 bits");
-	problem_extents(p, role, dims);
-	problem_strides(p, role, stride);
-	if (bytes > 0 && is_written(p, role) && overlaps_itself(dims, stride, n_dims))
+	if (view.bytes > 0 && is_written(p, role) &&
+	    overlaps_itself(view.extent, view.stride, n_dims))
 		return refuse(err, role, ".stride", "elements of an output overlap");
 	return 0;
 }
@@ -357,8 +466,12 @@ static int check_view(const struct fmha_problem *p, enum fmha_tensor_role role,
 		      struct fmha_error *err)
 {
 	const struct fmha_tensor *tensor = &p->tensor[role];
-	uint32_t alignment = role == FMHA_T_WORKSPACE ? 256 : fmha_dtype_bytes(tensor->dtype);
-	char rule[64];
+	bool latent = role == FMHA_T_K && p->kv_layout == FMHA_KV_LATENT_FP8;
+	uint32_t alignment = role == FMHA_T_WORKSPACE ? 256
+			     : latent                 ? 16
+						      : fmha_dtype_bytes(tensor->dtype);
+	char rule[64], part[24];
+	int64_t stride[5];
 	int r = problem_check_extents(p, role, err);
 
 	if (r < 0)
@@ -370,6 +483,14 @@ static int check_view(const struct fmha_problem *p, enum fmha_tensor_role role,
 			       (unsigned long long)tensor->offset, alignment);
 		return refuse(err, role, ".offset", rule);
 	}
+	problem_strides(p, role, stride);
+	for (int i = 0; latent && i < 4; i++) {
+		(void)snprintf(part, sizeof(part), ".stride[%d]", i);
+		if (i < 3 ? stride[i] % 16 != 0 : stride[i] != 1)
+			return refuse(err, role, part,
+				      i < 3 ? "of latents of fp8: not a multiple of 16"
+					    : "of latents of fp8: not 1");
+	}
 	return check_strides(p, role, err);
 }
 
@@ -378,14 +499,24 @@ int problem_check_tensors(const struct fmha_problem *p, struct fmha_error *err)
 	int r = check_usage(p, err);
 
 	if (r == 0)
+		r = check_slots(p, err);
+	if (r == 0)
 		r = check_sequence_tensors(p, err);
 	if (r == 0)
 		r = check_option_tensors(p, err);
+	if (r == 0)
+		r = check_values(p, err);
+	if (r == 0)
+		r = check_chosen(p, err);
+	if (r == 0)
+		r = check_dtypes_known(p, err);
 	/* The type that the others follow comes first, so that it gets the blame. */
 	if (r == 0 && has(p, FMHA_T_K))
 		r = check_dtype(p, FMHA_T_K, err);
 	if (r == 0 && has(p, FMHA_T_O_PARTS))
 		r = check_dtype(p, FMHA_T_O_PARTS, err);
+	if (r == 0 && p->op == FMHA_APPEND_KV)
+		r = check_dtype(p, FMHA_T_K_NEW, err);
 	for (uint32_t role = 0; r == 0 && role < FMHA_N_TENSORS; role++)
 		if (has(p, role))
 			r = check_dtype(p, role, err);
@@ -413,19 +544,18 @@ static int footprint_of(const struct fmha_problem *p, enum fmha_tensor_role role
 			struct footprint *ret)
 {
 	const struct fmha_tensor *tensor = &p->tensor[role];
-	int64_t dims[5], stride[5];
+	struct problem_view view;
 
 	*ret = (struct footprint){.base = tensor->offset + (uintptr_t)tensor->data,
 				  .element = fmha_dtype_bytes(tensor->dtype)};
-	if (problem_span_bytes(p, role, &ret->span, NULL) < 0 || ret->span == 0)
+	if (problem_view(p, role, &view, NULL) < 0 || view.bytes == 0)
 		return 0;
-	problem_extents(p, role, dims);
-	problem_strides(p, role, stride);
+	ret->span = view.bytes;
 	for (int i = 0; i < proto_roles[role].n_dims; i++) {
-		if (dims[i] <= 1 || stride[i] == 0)
+		if (view.extent[i] <= 1 || view.stride[i] == 0)
 			continue;
-		ret->extent[ret->n_axes] = (uint64_t)dims[i];
-		ret->stride[ret->n_axes] = (uint64_t)stride[i] * ret->element;
+		ret->extent[ret->n_axes] = (uint64_t)view.extent[i];
+		ret->stride[ret->n_axes] = (uint64_t)view.stride[i] * ret->element;
 		ret->n_axes++;
 	}
 	return 1;

@@ -101,7 +101,7 @@ int spec_is_old_pattern(const struct spec_catalog *catalog, int arch, const char
 
 	for (size_t i = 0; backend && i < N_OLD; i++) {
 		const struct old_field *old = &old_fields[i];
-		int is_compiled = backend->compiled >> old->field & 1;
+		int is_compiled = fields_of_traits(backend->compiled) >> old->field & 1;
 
 		for (int k = 0; k < MOST_VALUES && old->words[k]; k++)
 			if ((!is_compiled || (k == 0 && has_kinds(old->field))) &&

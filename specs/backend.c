@@ -1,62 +1,33 @@
 // SPDX-License-Identifier: MIT
 /*
  * backend.c: the kernels of a backend of this build, made of its rows: see specs/backend.h.
- * Every backend's kernels take the traits of the problem freely, so the axes belong to the family
- * and stand here once.
+ * Which traits a family's kernels may be asked for, traits.h of kernels/ says; every backend's take them
+ * freely but for what a row is without.
  */
-#include <stdio.h>
 #include <stdbool.h>
-#include <stdlib.h>
-
-#include <proto/error.h>
 
 #include "catalog_impl.h"
 #include "fields.h"
 
-#define MAX_VALUES 4
-
-/* A trait that code has, compiled in or at run time, and its values where it is compiled in: none first. */
-struct trait_axis {
-	uint8_t field, n_values;
-	uint8_t value[MAX_VALUES];
-};
-
-static const struct trait_axis axis_mask = {SPEC_FIELD_mask, 2, {SPEC_MASK_NO, SPEC_MASK_GENERIC}},
-			       axis_bias = {SPEC_FIELD_bias,
-					    3,
-					    {SPEC_BIAS_NO, SPEC_BIAS_BIAS, SPEC_BIAS_ALIBI}},
-			       axis_qscale = {SPEC_FIELD_qscale,
-					      2,
-					      {SPEC_QSCALE_NO, SPEC_QSCALE_PERTENSOR}},
-			       axis_logits = {SPEC_FIELD_logits, 2, {0, 1}},
-			       axis_dropout = {SPEC_FIELD_dropout, 2, {0, 1}},
-			       axis_paged = {SPEC_FIELD_paged_kv, 2, {0, 1}},
-			       axis_rope = {SPEC_FIELD_rope, 1, {0}};
-
 /* What a family's kernels may be asked for, and what all of them have. */
 struct family {
 	const char *variant;
-	field_set dims;   /* the head dims that it reads */
-	field_set always; /* flags that are 1 */
-	const struct trait_axis *axes[7];
+	field_set dims;  /* the head dims that it reads */
+	uint32_t always; /* traits that are 1 */
 };
 
 #define BOTH_DIMS (FIELD_BIT(hdim_q) | FIELD_BIT(hdim_v))
-#define SCORES    &axis_mask, &axis_bias, &axis_logits, &axis_qscale, &axis_dropout
 
 static const struct family families[SPEC_N_FAMILIES] = {
-	[SPEC_FWD] = {"fwd", BOTH_DIMS, 0, {SCORES}},
-	[SPEC_FWD_SPLITKV] = {"splitkv", BOTH_DIMS, 0, {SCORES, &axis_paged}},
-	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", FIELD_BIT(hdim_v), 0, {NULL}},
-	[SPEC_FWD_PAGEDKV] = {"pagedkv", BOTH_DIMS, FIELD_BIT(paged_kv), {SCORES}},
-	[SPEC_FWD_APPENDKV] = {"appendkv", BOTH_DIMS, 0, {&axis_paged, &axis_rope}},
-	[SPEC_BATCH_PREFILL] = {"batch_prefill", BOTH_DIMS, FIELD_BIT(paged_kv), {SCORES}},
-	[SPEC_BWD_DOT_DO_O] = {"bwd", FIELD_BIT(hdim_v), 0, {NULL}},
-	[SPEC_BWD_DQ_DK_DV] = {"bwd",
-			       BOTH_DIMS,
-			       0,
-			       {&axis_mask, &axis_bias, &axis_logits, &axis_dropout}},
-	[SPEC_BWD_CONVERT_DQ] = {"bwd", FIELD_BIT(hdim_q), 0, {NULL}},
+	[SPEC_FWD] = {"fwd", BOTH_DIMS, 0},
+	[SPEC_FWD_SPLITKV] = {"splitkv", BOTH_DIMS, 0},
+	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", FIELD_BIT(hdim_v), 0},
+	[SPEC_FWD_PAGEDKV] = {"pagedkv", BOTH_DIMS, TRAIT_BIT(paged)},
+	[SPEC_FWD_APPENDKV] = {"appendkv", BOTH_DIMS, 0},
+	[SPEC_BATCH_PREFILL] = {"batch_prefill", BOTH_DIMS, TRAIT_BIT(paged)},
+	[SPEC_BWD_DOT_DO_O] = {"bwd", FIELD_BIT(hdim_v), 0},
+	[SPEC_BWD_DQ_DK_DV] = {"bwd", BOTH_DIMS, 0},
+	[SPEC_BWD_CONVERT_DQ] = {"bwd", FIELD_BIT(hdim_q), 0},
 };
 
 static int is_fp8(int data_type)
@@ -64,10 +35,18 @@ static int is_fp8(int data_type)
 	return data_type == SPEC_FP8 || data_type == SPEC_BF8;
 }
 
-/* Traits that kernels of a data type have not: scales are for 8-bit types, which nobody rotates. */
-static field_set absent_traits(const struct spec_row *row, int data_type)
+/* Scales are for 8-bit types, those under queries of 16 bits too. */
+static uint32_t absent_traits(const struct spec_row *row, int data_type, int narrow)
 {
-	return row->without | (is_fp8(data_type) ? FIELD_BIT(rope) : FIELD_BIT(qscale));
+	int is_wide = data_type == SPEC_FP16 || data_type == SPEC_BF16;
+
+	return row->without | (is_fp8(data_type) || narrow ? 0 : TRAIT_BIT(descale)) |
+	       (is_wide ? 0 : TRAIT_BIT(narrow));
+}
+
+static field_set absent_fields(const struct spec_row *row, const struct kernel_signature *signature)
+{
+	return fields_of_traits(absent_traits(row, signature->data_type, signature->narrow));
 }
 
 static int runs_on(const struct spec_row *row, const struct spec_backend_arch *arch)
@@ -82,28 +61,11 @@ static int row_has(const struct spec_row *row, const struct spec_backend_arch *a
 	       row->data_types >> data_type & 1;
 }
 
-static void set_always(const struct family *family, struct kernel_spec *spec)
+static void set_always(const struct family *family, struct kernel_signature *signature)
 {
-	for (int f = 0; f < SPEC_N_FIELDS; f++)
-		if (family->always >> f & 1)
-			field_store(&spec_fields[f], spec, 1);
-}
+	static const struct traits all = {.paged = 1};
 
-static int compiles_in(const struct spec_backend *backend, const struct trait_axis *axis)
-{
-	return backend->compiled >> axis->field & 1;
-}
-
-/* Kinds of a trait for which code is the same. */
-static void fold(struct kernel_signature *s)
-{
-	if (s->data_type == SPEC_FP8FP16 || s->data_type == SPEC_FP8BF16 ||
-	    s->data_type == SPEC_FP8FP32)
-		s->data_type = SPEC_FP8; /* what O is written as is an argument */
-	if (s->mask != SPEC_MASK_NO)
-		s->mask = SPEC_MASK_GENERIC;
-	if (s->qscale != SPEC_QSCALE_NO)
-		s->qscale = SPEC_QSCALE_PERTENSOR;
+	signature_set_traits(signature, family->always, &all);
 }
 
 static uint16_t most_dim(const struct spec_backend *backend)
@@ -111,58 +73,73 @@ static uint16_t most_dim(const struct spec_backend *backend)
 	return backend->head_dims[backend->n_head_dims - 1].hdim_q;
 }
 
-void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature)
+/* Of a family with any dims there is one kernel; one that reads one head dim has it twice. */
+static struct spec_head_dims own_dims(const struct spec_backend *backend, int family,
+				      struct spec_head_dims dims)
 {
-	const struct family *family = &families[signature->family];
-	struct kernel_spec full, reduced;
+	field_set read = families[family].dims;
 
-	spec_init(&full);
-	spec_init(&reduced);
-	full.signature = *signature;
-	fold(&full.signature);
-	reduced.signature.family = full.signature.family;
-	reduced.signature.data_type = full.signature.data_type;
-	reduced.signature.hdim_q = family->dims & FIELD_BIT(hdim_q) ? signature->hdim_q
-								    : signature->hdim_v;
-	reduced.signature.hdim_v = family->dims & FIELD_BIT(hdim_v) ? signature->hdim_v
-								    : signature->hdim_q;
-	if (backend->any_dims >> signature->family & 1)
-		reduced.signature.hdim_q = reduced.signature.hdim_v = most_dim(backend);
-	for (int i = 0; family->axes[i]; i++)
-		if (compiles_in(backend, family->axes[i])) {
-			const struct field *field = &spec_fields[family->axes[i]->field];
-
-			field_store(field, &reduced, field_load(field, &full));
-		}
-	set_always(family, &reduced);
-	*signature = reduced.signature;
+	if (backend->any_dims >> family & 1)
+		dims.hdim_q = dims.hdim_v = most_dim(backend);
+	else if (read != BOTH_DIMS)
+		dims.hdim_q = dims.hdim_v = read & FIELD_BIT(hdim_q) ? dims.hdim_q : dims.hdim_v;
+	return dims;
 }
 
-void spec_own_reduce(const struct spec_catalog *catalog, int arch,
-		     struct kernel_signature *signature)
+static void signature_of(const struct spec_backend *backend, const struct traits *traits,
+			 uint8_t data_type, struct spec_head_dims dims,
+			 struct kernel_signature *ret_signature)
 {
-	backend_reduce(catalog->archs[arch].own.backend, signature);
+	uint32_t set = 0;
+
+	for (int i = 0; i < N_TRAITS; i++)
+		set |= (uint32_t)(trait_infos[i].families >> traits->op & 1) << i;
+	dims = own_dims(backend, traits->op, dims);
+	spec_signature_init(ret_signature);
+	ret_signature->family = traits->op;
+	ret_signature->data_type = data_type;
+	ret_signature->hdim_q = dims.hdim_q;
+	ret_signature->hdim_v = dims.hdim_v;
+	signature_set_traits(ret_signature, set & backend->compiled, traits);
+	set_always(&families[traits->op], ret_signature);
+}
+
+void backend_reduce(const struct spec_backend *backend, struct kernel_signature *signature)
+{
+	struct spec_head_dims dims = {signature->hdim_q, signature->hdim_v};
+	struct traits traits;
+
+	spec_traits(signature, &traits);
+	signature_of(backend, &traits, data_type_of_code(signature->data_type), dims, signature);
+}
+
+void spec_own_signature(const struct spec_catalog *catalog, int arch, const struct traits *traits,
+			struct spec_head_dims dims, struct kernel_signature *ret_signature)
+{
+	int data_type = spec_dtype_of(traits->dtype);
+
+	signature_of(catalog->archs[arch].own.backend, traits,
+		     data_type < 0 ? SPEC_N_DTYPES : (uint8_t)data_type, dims, ret_signature);
 }
 
 /* ---- kernels ---- */
 
-/* Has @row all traits of @wanted that its family may be asked for? */
-static int covers(const struct spec_row *row, const struct kernel_signature *wanted)
+/* Has @row all of the traits? */
+static int covers(const struct spec_row *row, int data_type, const struct traits *traits)
 {
-	field_set absent = absent_traits(row, wanted->data_type);
-	struct kernel_spec spec;
+	uint32_t absent = absent_traits(row, data_type, traits->narrow);
 
-	spec_init(&spec);
-	spec.signature = *wanted;
-	for (const struct trait_axis *const *axis = families[wanted->family].axes; *axis; axis++)
-		if (absent >> (*axis)->field & 1 && field_load(&spec_fields[(*axis)->field], &spec))
+	for (int i = 0; i < N_TRAITS; i++)
+		if (absent >> i & 1 && trait_infos[i].families >> traits->op & 1 &&
+		    !(families[traits->op].always >> i & 1) && trait_get(traits, i))
 			return 0;
 	return 1;
 }
 
 /* The kernel of @row with a signature of what is compiled in. Return: 0: it cannot be. */
 static int make_kernel(const struct own_space *own, const struct spec_row *row, int arch,
-		       const struct kernel_signature *signature, struct kernel_spec *ret_spec)
+		       const struct kernel_signature *signature, const struct traits *traits,
+		       struct kernel_spec *ret_spec)
 {
 	enum spec_field ignored;
 
@@ -173,7 +150,7 @@ static int make_kernel(const struct own_space *own, const struct spec_row *row, 
 	ret_spec->gfx_arch = (uint8_t)arch;
 	ret_spec->pipeline = (uint8_t)(own->first_pipeline + row->pipeline);
 	own->backend->cut(own->model, row, ret_spec);
-	return !own->backend->misfit(own->model, row->pipeline, ret_spec, &ignored);
+	return !own->backend->misfit(own->model, row->pipeline, ret_spec, traits, &ignored);
 }
 
 static int has_type(const struct own_space *own, int data_type)
@@ -181,24 +158,24 @@ static int has_type(const struct own_space *own, int data_type)
 	return own->model->data_types >> data_type & 1;
 }
 
-size_t spec_candidates(const struct spec_catalog *catalog, int arch,
-		       const struct kernel_signature *wanted,
+size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struct traits *traits,
+		       struct spec_head_dims dims,
 		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES])
 {
 	const struct own_space *own = &catalog->archs[arch].own;
-	struct kernel_signature reduced = *wanted, folded = *wanted;
+	struct kernel_signature signature;
 	size_t n = 0;
 
-	backend_reduce(own->backend, &reduced);
-	folded.data_type = reduced.data_type;
-	if (!has_type(own, reduced.data_type))
+	spec_own_signature(catalog, arch, traits, dims, &signature);
+	if (!has_type(own, signature.data_type))
 		return 0;
 	for (size_t i = 0; i < own->backend->n_rows && n < SPEC_MAX_CANDIDATES; i++) {
 		const struct spec_row *row = &own->backend->rows[i];
 		size_t k = 0;
 
-		if (!row_has(row, own->model, reduced.family, reduced.data_type) ||
-		    !covers(row, &folded) || !make_kernel(own, row, arch, &reduced, &ret_specs[n]))
+		if (!row_has(row, own->model, traits->op, signature.data_type) ||
+		    !covers(row, signature.data_type, traits) ||
+		    !make_kernel(own, row, arch, &signature, traits, &ret_specs[n]))
 			continue;
 		/* Two rows may say the same of a small head dim. */
 		while (memcmp(&ret_specs[k], &ret_specs[n], sizeof(*ret_specs)) != 0)
@@ -212,12 +189,14 @@ size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spe
 			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
 {
 	const struct spec_backend *backend = catalog->archs[arch].own.backend;
-	bool any = backend->any_dims >> family & 1;
 	size_t n = 0;
 
+	if (backend->any_dims >> family & 1) {
+		ret_pairs[0] = (struct spec_head_dims){most_dim(backend), most_dim(backend)};
+		return 1;
+	}
 	/* A family that reads one head dim has each once. */
-	for (size_t i = any ? backend->n_head_dims - 1 : 0;
-	     i < backend->n_head_dims && n < SPEC_MAX_HEAD_DIMS; i++)
+	for (size_t i = 0; i < backend->n_head_dims && n < SPEC_MAX_HEAD_DIMS; i++)
 		if (families[family].dims == BOTH_DIMS ||
 		    backend->head_dims[i].hdim_q == backend->head_dims[i].hdim_v)
 			ret_pairs[n++] = backend->head_dims[i];
@@ -236,42 +215,49 @@ struct walk {
 };
 
 /* Has a row before made this very kernel, of a small head dim? */
-static int is_second(const struct walk *walk, const struct kernel_spec *spec)
+static int is_second(const struct walk *walk, const struct kernel_spec *spec,
+		     const struct traits *traits)
 {
+	int data_type = spec->signature.data_type;
 	struct kernel_spec made;
 
 	for (const struct spec_row *row = walk->own->backend->rows; row < walk->row; row++)
 		if (row->pipeline == walk->row->pipeline && row->tile_m == walk->row->tile_m &&
-		    row_has(row, walk->own->model, spec->signature.family,
-			    spec->signature.data_type) &&
-		    covers(row, &spec->signature) &&
-		    make_kernel(walk->own, row, walk->arch, &spec->signature, &made) &&
+		    row_has(row, walk->own->model, traits->op, data_type) &&
+		    covers(row, data_type, traits) &&
+		    make_kernel(walk->own, row, walk->arch, &spec->signature, traits, &made) &&
 		    memcmp(&made, spec, sizeof(made)) == 0)
 			return 1;
 	return 0;
 }
 
-/* Every value of the axes from @axis on. */
-static int walk_traits(const struct walk *walk, const struct trait_axis *const *axis,
-		       const struct kernel_signature *signature)
+/* Every value of the traits from @trait on that are compiled in. */
+static int walk_traits(const struct walk *walk, int trait, struct traits *traits, uint8_t data_type,
+		       struct spec_head_dims dims)
 {
+	const struct spec_backend *backend = walk->own->backend;
+	struct kernel_signature signature;
 	struct kernel_spec spec;
 	int r = 0;
 
-	while (*axis && !compiles_in(walk->own->backend, *axis))
-		axis++;
-	if (!*axis)
-		return make_kernel(walk->own, walk->row, walk->arch, signature, &spec) &&
-				       !is_second(walk, &spec)
+	while (trait < N_TRAITS &&
+	       !(backend->compiled & ~families[traits->op].always & 1u << trait &&
+		 trait_infos[trait].families >> traits->op & 1))
+		trait++;
+	if (trait == N_TRAITS) {
+		if (!covers(walk->row, data_type, traits))
+			return 0;
+		signature_of(backend, traits, data_type, dims, &signature);
+		return make_kernel(walk->own, walk->row, walk->arch, &signature, traits, &spec) &&
+				       !is_second(walk, &spec, traits)
 			       ? walk->visit(walk->owner, &spec)
 			       : 0;
-	spec_init(&spec);
-	spec.signature = *signature;
-	for (int i = 0; i < (*axis)->n_values && r == 0; i++) {
-		field_store(&spec_fields[(*axis)->field], &spec, (*axis)->value[i]);
-		if (covers(walk->row, &spec.signature))
-			r = walk_traits(walk, axis + 1, &spec.signature);
 	}
+	for (uint8_t value = 0; value < trait_infos[trait].n_values && r == 0; value++) {
+		trait_set(traits, trait, value);
+		r = walk_traits(walk, trait + 1, traits, data_type, dims);
+	}
+	trait_set(traits, trait, 0);
 	return r;
 }
 
@@ -282,20 +268,17 @@ static int walk_family(const struct walk *walk, int family)
 	int r = 0;
 
 	for (int type = 0; type < SPEC_N_DTYPES; type++) {
+		struct kernel_signature plain = {.family = (uint8_t)family,
+						 .data_type = (uint8_t)type};
+		struct traits traits;
+
 		if (!row_has(walk->row, walk->own->model, family, type) ||
 		    !has_type(walk->own, type))
 			continue;
-		for (size_t i = 0; i < n && r == 0; i++) {
-			struct kernel_spec spec;
-
-			spec_init(&spec);
-			spec.signature.family = (uint8_t)family;
-			spec.signature.data_type = (uint8_t)type;
-			spec.signature.hdim_q = pairs[i].hdim_q;
-			spec.signature.hdim_v = pairs[i].hdim_v;
-			set_always(&families[family], &spec);
-			r = walk_traits(walk, families[family].axes, &spec.signature);
-		}
+		set_always(&families[family], &plain);
+		spec_traits(&plain, &traits);
+		for (size_t i = 0; i < n && r == 0; i++)
+			r = walk_traits(walk, 0, &traits, type, pairs[i]);
 	}
 	return r;
 }
@@ -364,7 +347,7 @@ static int has_tile(const struct own_space *own, int pipeline, const struct kern
 			continue;
 		own->backend->cut(own->model, row, &cut);
 		if (memcmp(&cut, spec, sizeof(cut)) == 0) {
-			absent &= absent_traits(row, spec->signature.data_type);
+			absent &= absent_fields(row, &spec->signature);
 			found = 1;
 		}
 	}
@@ -442,6 +425,7 @@ const char *backend_judge(const struct spec_catalog *catalog, const struct kerne
 	struct kernel_spec code = *spec;
 	int family = spec->signature.family, data_type;
 	const struct spec_row *row;
+	struct traits traits;
 	field_set absent;
 	const char *why;
 	int has;
@@ -460,13 +444,14 @@ const char *backend_judge(const struct spec_catalog *catalog, const struct kerne
 	*ret_field = SPEC_FIELD_data_type;
 	if (!row)
 		return "pipeline {pipeline} has no such type";
-	absent = absent_traits(row, data_type);
+	absent = absent_fields(row, &code.signature);
 	has = has_tile(own, pipeline, &code, &absent);
-	why = own->backend->misfit(own->model, pipeline, &code, ret_field);
+	spec_traits(&code.signature, &traits);
+	why = own->backend->misfit(own->model, pipeline, &code, &traits, ret_field);
 	if (!why)
 		why = judge_traits(absent, spec, ret_field);
 	if (why)
-		return why;
+		return why; /* cppcheck-suppress returnDanglingLifetime ; its words are constants */
 	*ret_field = SPEC_FIELD_tile_m0;
 	return has ? NULL : "no tile of {pipeline} is cut like this for {family}";
 }

@@ -3,7 +3,6 @@
 #ifndef SPECS_CATALOG_IMPL_H
 #define SPECS_CATALOG_IMPL_H
 
-#include <limits.h>
 #include <cjson/cJSON.h>
 
 #include <proto/error.h>
@@ -12,6 +11,7 @@
 #include <specs/validate.h>
 
 #include "expr.h"
+#include "fields.h"
 #include "json.h"
 
 #define CATALOG_MAX_WORDS      64
@@ -81,11 +81,13 @@ struct arch_place {
 struct profile {
 	const char *name;
 	const char *text;
-	int receipt;
+	int receipt;    /* -1: none */
+	int kernels_of; /* the receipt whose kernels it keeps some of; -1: the default's */
+	int all_types;
 	struct expr keep;
 };
 
-/* What is known of kernels that are not this build's. */
+/* The rules of kernels that are not this build's. */
 struct catalog_foreign {
 	int (*judge)(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		     struct spec_findings *ret_findings); /* as spec_validate() */
@@ -117,6 +119,9 @@ const char *const *spec_words(const struct spec_catalog *catalog, enum spec_fiel
 int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, const char *word,
 		     size_t length);
 
+/* spec.c: the word that is meant by another one, NULL: there is none. */
+const char *spec_synonym(int field, const char *said, size_t length);
+
 /* catalog.c */
 int catalog_append_word(struct words *words, const char *word, struct fmha_error *err);
 /* Archs are numbered anew, in the order of their names. */
@@ -130,17 +135,34 @@ void findings_add(struct spec_findings *findings, int is_warning, const char *fi
 void findings_write(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		    const char *message, char *text, size_t size);
 
-/* ck/rules.c */
-int rules_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
-		struct spec_findings *ret_findings);
-
 /* ck/catalog_arch.c: an arch's document, whose file is read and whose name is known, and its spaces.
  */
 int catalog_load_arch(struct spec_catalog *catalog, int arch_number, struct fmha_error *err);
 void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
 		     int space);
 
-/* backend.c. Whether a variant of that name has kernels; traits that no row has of which @spec is a kernel; the
+/* traits.c. By number: which families have it, how many values it takes, where struct traits has it. */
+struct trait_info {
+	uint16_t families;
+	uint8_t n_values, at;
+};
+extern const struct trait_info trait_infos[N_TRAITS];
+static inline uint8_t trait_get(const struct traits *traits, int trait)
+{
+	return ((const uint8_t *)traits)[trait_infos[trait].at];
+}
+static inline void trait_set(struct traits *traits, int trait, uint8_t value)
+{
+	((uint8_t *)traits)[trait_infos[trait].at] = value;
+}
+/* The fields by which specs say those of @set; writes them. */
+field_set fields_of_traits(uint32_t set);
+void signature_set_traits(struct kernel_signature *signature, uint32_t set,
+			  const struct traits *traits);
+/* Types for which code is the same are one. */
+uint8_t data_type_of_code(uint8_t data_type);
+
+/* backend.c. Whether a variant of that name has kernels; fields that no row has of which @spec is a kernel; the
  * kernel of that row with another signature, 0: it is of none; a signature less what is no matter to code. */
 int backend_has_variant(const char *variant);
 field_set backend_absent(const struct own_space *own, const struct kernel_spec *spec);

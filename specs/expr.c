@@ -14,8 +14,7 @@
 #include <proto/error.h>
 
 #include "catalog_impl.h"
-#include "expr_code.h"
-#include "expr_lex.h"
+#include "expr.h"
 
 #define MAX_CODE    2048
 #define MAX_LIST    512
@@ -150,6 +149,12 @@ static int resolve_text(struct compiler *c, const struct type *type, int field, 
 			*ret = i;
 			return 0;
 		}
+	/* Shapes have words of their own, which have no others beside them. */
+	*ret = c->scope->subject
+		       ? -1
+		       : spec_word_find_n(c->scope->catalog, field, type->text, type->length);
+	if (*ret >= 0)
+		return 0;
 	for (int i = 0; i < n; i++) {
 		size_t used = strlen(known);
 
@@ -340,24 +345,32 @@ static int compile_atom(struct compiler *c, struct type *ret)
 	return fail_at(c, lex->at, "expected a field, a number or a word");
 }
 
-static int compile_unary(struct compiler *c, struct type *ret)
+/* @word before an operand, however often: the innermost first. */
+static int compile_prefix(struct compiler *c, const char *word, enum op op,
+			  int (*compile_operand)(struct compiler *c, struct type *ret),
+			  struct type *ret)
 {
 	size_t column = c->lex.at;
 	int r;
 
-	if (!is_token(&c->lex, "-"))
-		return compile_atom(c, ret);
+	if (!is_token(&c->lex, word))
+		return compile_operand(c, ret);
 	if (++c->nesting > MAX_NESTING)
 		return fail_at(c, column, "the expression is nested too deeply");
 	lex_next(&c->lex);
-	r = compile_unary(c, ret);
+	r = compile_prefix(c, word, op, compile_operand, ret);
 	c->nesting--;
 	if (r == 0)
 		r = want_number(c, ret);
 	if (r == 0)
-		r = emit(c, OP_NEGATE, 0, 0);
+		r = emit(c, op, 0, 0);
 	ret->column = column;
 	return r;
+}
+
+static int compile_unary(struct compiler *c, struct type *ret)
+{
+	return compile_prefix(c, "-", OP_NEGATE, compile_atom, ret);
 }
 
 struct binary {
@@ -614,22 +627,7 @@ static int compile_comparison(struct compiler *c, struct type *ret)
 
 static int compile_not(struct compiler *c, struct type *ret)
 {
-	size_t column = c->lex.at;
-	int r;
-
-	if (!is_token(&c->lex, "not"))
-		return compile_comparison(c, ret);
-	if (++c->nesting > MAX_NESTING)
-		return fail_at(c, column, "the expression is nested too deeply");
-	lex_next(&c->lex);
-	r = compile_not(c, ret);
-	c->nesting--;
-	if (r == 0)
-		r = want_number(c, ret);
-	if (r == 0)
-		r = emit(c, OP_NOT, 0, 0);
-	ret->column = column;
-	return r;
+	return compile_prefix(c, "not", OP_NOT, compile_comparison, ret);
 }
 
 /* @operand { word @operand }, leaving as soon as the value is known. */

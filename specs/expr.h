@@ -11,6 +11,9 @@
 #ifndef SPECS_EXPR_H
 #define SPECS_EXPR_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include <cjson/cJSON.h>
 
 #include "fields.h"
@@ -19,11 +22,11 @@
 
 struct spec_catalog;
 
-/* What an expression is about, when that is no kernel spec. */
+/* The subject of an expression, when that is no kernel spec. */
 struct expr_subject {
 	const struct field *fields;
 	int n_fields;
-	/* Of a field of words: in the order of their numbers. */
+	/* A field's words, if it has any: in the order of their numbers. */
 	const char *const *(*words)(int field, int *ret_n);
 };
 
@@ -63,5 +66,67 @@ static inline int expr_holds(const struct expr *expr, const void *subject)
 {
 	return !expr->code || expr_eval(expr, subject) != 0;
 }
+
+/* ---- expr lex ---- */
+
+/* The tokens of the expression language. */
+
+/* T_BAD: a byte that starts nothing, an open quote, a number that no field can have. */
+enum token { T_END, T_NUMBER, T_NAME, T_TEXT, T_OP, T_BAD };
+
+struct lexer {
+	const char *text;
+	size_t at; /* of the token's first byte */
+	size_t next;
+	enum token token;
+	size_t length; /* of the token */
+	int64_t number;
+};
+
+/* Set up with .text; the first call finds the first token. */
+void lex_next(struct lexer *lex);
+
+/* 1 when the token is this operator or keyword. */
+int is_token(const struct lexer *lex, const char *word);
+
+/* ---- expr code ---- */
+
+/* The instructions that expr.c writes and expr_eval.c runs. */
+
+#define EXPR_MAX_STACK 48
+
+enum op {
+	OP_PUSH,
+	OP_LOAD_U8, /* in the order of enum field_type */
+	OP_LOAD_U16,
+	OP_LOAD_I16,
+	OP_LOAD_I32,
+	OP_DTYPE, /* property `value` of the spec's data type */
+	OP_NOT,
+	OP_NEGATE,
+	OP_EQ,
+	OP_NE,
+	OP_LT,
+	OP_LE,
+	OP_GT,
+	OP_GE,
+	OP_ADD,
+	OP_SUB,
+	OP_MUL,
+	OP_DIV,
+	OP_MOD,
+	OP_IN, /* in list[offset .. offset + count) */
+	/* A field of type `count` compared with `value`: what most expressions are made of, in one
+	 * step instead of three. In the order of OP_EQ to OP_GE. */
+	OP_FIELD_EQ,
+	OP_FIELD_NE,
+	OP_FIELD_LT,
+	OP_FIELD_LE,
+	OP_FIELD_GT,
+	OP_FIELD_GE,
+	OP_AND,  /* false: keeps it and jumps; true: takes it */
+	OP_OR,   /* true: keeps it and jumps; false: takes it */
+	OP_ELSE, /* takes a condition; true: jumps; false: takes the value below it too */
+};
 
 #endif

@@ -3,7 +3,7 @@
  * expr_eval.c: the stack machine. It runs for every spec that a rule, check or filter looks at, so
  * it neither allocates nor fails: numbers wrap, and dividing by zero gives zero.
  */
-#include "expr_code.h"
+#include "expr.h"
 
 static int is_in(const int64_t *list, int count, int64_t value)
 {

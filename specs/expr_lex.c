@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-/* expr_lex.c: see expr_lex.h. */
+/* expr_lex.c: see expr.h. */
 #include <ctype.h>
 #include <string.h>
 
-#include "expr_lex.h"
+#include "expr.h"
 
 static int is_name_byte(char byte)
 {

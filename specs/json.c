@@ -208,3 +208,10 @@ int at_only_keys(const struct at *at, const char *const *keys, struct fmha_error
 	}
 	return 0;
 }
+
+int at_object(const struct at *at, const char *const *keys, struct fmha_error *err)
+{
+	int r = at_want_object(at, err);
+
+	return r < 0 ? r : at_only_keys(at, keys, err);
+}

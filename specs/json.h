@@ -61,5 +61,7 @@ int at_int(const struct at *at, int64_t min, int64_t max, int64_t *ret, struct f
 
 /* Complains about a member whose key is not in @keys (NULL-terminated). */
 int at_only_keys(const struct at *at, const char *const *keys, struct fmha_error *err);
+/* Both: an object of no other keys. */
+int at_object(const struct at *at, const char *const *keys, struct fmha_error *err);
 
 #endif

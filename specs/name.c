@@ -18,25 +18,30 @@ struct option {
 	char kind; /* 'f': a flag, 'w': prefix and word, 'n': prefix and number */
 };
 
-static const struct option options[] = {
-	{"lse", SPEC_FIELD_lse, 'f'},
-	{"drop", SPEC_FIELD_dropout, 'f'},
-	{"cap", SPEC_FIELD_logits, 'f'},
-	{"sink", SPEC_FIELD_sink, 'f'},
-	{"skip", SPEC_FIELD_skip_min_seqlen_q, 'f'},
-	{"qs.", SPEC_FIELD_qscale, 'w'},
-	{"paged", SPEC_FIELD_paged_kv, 'f'},
-	{"rope.", SPEC_FIELD_rope, 'w'},
-	{"ps", SPEC_FIELD_page_size, 'n'},
-	{"kvl.", SPEC_FIELD_kv_memory_layout, 'w'},
-	{"kvt.", SPEC_FIELD_kv_lookup_table, 'w'},
-	{"det", SPEC_FIELD_deterministic, 'f'},
-	{"dbias", SPEC_FIELD_dbias, 'f'},
-	{"drv.", SPEC_FIELD_dropout_variant, 'w'},
-	{"trload", SPEC_FIELD_use_trload, 'f'},
-	{"bpc", SPEC_FIELD_block_per_cu, 'n'},
-	{"nwg", SPEC_FIELD_num_wave_groups, 'n'},
-	{"v.", SPEC_FIELD_vlayout, 'w'},
+static const struct option options[] = {{"lse", SPEC_FIELD_lse, 'f'},
+					{"drop", SPEC_FIELD_dropout, 'f'},
+					{"cap", SPEC_FIELD_logits, 'f'},
+					{"sink", SPEC_FIELD_sink, 'f'},
+					{"skip", SPEC_FIELD_skip_min_seqlen_q, 'f'},
+					{"qs.", SPEC_FIELD_qscale, 'w'},
+					{"paged", SPEC_FIELD_paged_kv, 'f'},
+					{"rope.", SPEC_FIELD_rope, 'w'},
+					{"ps", SPEC_FIELD_page_size, 'n'},
+					{"kvl.", SPEC_FIELD_kv_memory_layout, 'w'},
+					{"kvt.", SPEC_FIELD_kv_lookup_table, 'w'},
+					{"det", SPEC_FIELD_deterministic, 'f'},
+					{"dbias", SPEC_FIELD_dbias, 'f'},
+					{"drv.", SPEC_FIELD_dropout_variant, 'w'},
+					{"trload", SPEC_FIELD_use_trload, 'f'},
+					{"bpc", SPEC_FIELD_block_per_cu, 'n'},
+					{"nwg", SPEC_FIELD_num_wave_groups, 'n'},
+					{"v.", SPEC_FIELD_vlayout, 'w'},
+#define OPTION_FLAG 'f'
+#define OPTION_KIND 'n'
+#define OWN_OPTION(name, NAME, word, kind, families, asked)                                        \
+	{word, SPEC_FIELD_##name, OPTION_##kind},
+					FMHA_OWN_TRAITS(OWN_OPTION)
+#undef OWN_OPTION
 };
 #define N_OPTIONS (sizeof(options) / sizeof(options[0]))
 
@@ -55,7 +60,7 @@ static void put_bytes(struct writer *w, const char *text, size_t n)
 	}
 }
 
-static void put(struct writer *w, const char *text)
+static void writer_put(struct writer *w, const char *text)
 {
 	put_bytes(w, text, strlen(text));
 }
@@ -86,10 +91,10 @@ static void put_stages(struct writer *w, const char *prefix, const int stages[9]
 
 	if (is_stage(stages + 6, rest, rest, rest))
 		n = memcmp(stages, stages + 3, 3 * sizeof(int)) == 0 ? 1 : 2;
-	put(w, prefix);
+	writer_put(w, prefix);
 	for (int i = 0; i < 3 * n; i++) {
 		if (i > 0)
-			put(w, i % 3 == 0 ? "." : "x");
+			writer_put(w, i % 3 == 0 ? "." : "x");
 		put_number(w, stages[i]);
 	}
 }
@@ -105,15 +110,15 @@ static void put_tile(struct writer *w, const struct spec_catalog *catalog,
 			     t->tile_k0max, t->tile_bwd6, t->tile_bwd7, t->tile_bwd8};
 	int n = tile[6] || tile[7] || tile[8] ? 9 : 6;
 
-	put(w, "-t");
+	writer_put(w, "-t");
 	for (int i = 0; i < n; i++) {
 		if (i > 0)
-			put(w, "x");
+			writer_put(w, "x");
 		put_number(w, tile[i]);
 	}
 	if (t->tile_tag) {
-		put(w, ".");
-		put(w, catalog->tile_tags.word[t->tile_tag]);
+		writer_put(w, ".");
+		writer_put(w, catalog->tile_tags.word[t->tile_tag]);
 	}
 	put_stages(w, "-r", waves, 1);
 	put_stages(w, "-w", warps, 16);
@@ -124,7 +129,7 @@ static void put_word(struct writer *w, const struct spec_catalog *catalog,
 {
 	const char *word = spec_word(catalog, field, spec_get(spec, field));
 
-	put(w, word ? word : "?");
+	writer_put(w, word ? word : "?");
 }
 
 static void put_option(struct writer *w, const struct spec_catalog *catalog,
@@ -137,8 +142,8 @@ static void put_option(struct writer *w, const struct spec_catalog *catalog,
 	spec_init(&defaults);
 	if (value == field_load(field, &defaults))
 		return;
-	put(w, "-");
-	put(w, option->prefix);
+	writer_put(w, "-");
+	writer_put(w, option->prefix);
 	if (option->kind == 'n')
 		put_number(w, value);
 	else if (option->kind == 'w')
@@ -148,16 +153,16 @@ static void put_option(struct writer *w, const struct spec_catalog *catalog,
 static void put_shape(struct writer *w, const struct spec_catalog *catalog,
 		      const struct kernel_spec *spec)
 {
-	put(w, "-h");
+	writer_put(w, "-h");
 	put_number(w, spec->signature.hdim_q);
 	if (spec->signature.hdim_q != spec->signature.hdim_v) {
-		put(w, "x");
+		writer_put(w, "x");
 		put_number(w, spec->signature.hdim_v);
 	}
-	put(w, "-");
+	writer_put(w, "-");
 	put_word(w, catalog, spec, SPEC_FIELD_pipeline);
 	put_tile(w, catalog, &spec->tile);
-	put(w, "-p");
+	writer_put(w, "-p");
 	put_number(w, spec->pad_s);
 	put_number(w, spec->pad_sk);
 	put_number(w, spec->pad_d);
@@ -189,7 +194,7 @@ static void put_part(struct writer *w, const struct spec_catalog *catalog,
 	} else if (part >= PART_OPTIONS && part < N_PARTS - 1) {
 		put_option(w, catalog, spec, &options[part - PART_OPTIONS]);
 	} else {
-		put(w, part == PART_FAMILY ? "" : "-");
+		writer_put(w, part == PART_FAMILY ? "" : "-");
 		put_word(w, catalog, spec, (enum spec_field)field_of_part(part));
 	}
 }
@@ -207,6 +212,7 @@ void name_part(const struct spec_catalog *catalog, const struct kernel_spec *spe
 {
 	struct writer w = {.at = text, .end = text + SPEC_NAME_BYTES};
 
+	*text = '\0';
 	put_part(&w, catalog, spec, part);
 	*(w.at ? w.at : text) = '\0';
 }

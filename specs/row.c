@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* row.c: see specs/row.h. */
-#include <stdio.h>
 
 #include <proto/error.h>
 #include <specs/row.h>
@@ -41,13 +40,20 @@ static char *put_field(const struct spec_catalog *catalog, const struct kernel_s
 	return stpcpy(at, word ? word : "?");
 }
 
-size_t spec_csv_header(char line[SPEC_ROW_BYTES])
+/* Of AMD's kernels there are no others. */
+static int fields_of(const struct spec_catalog *catalog, const struct kernel_spec *spec)
 {
+	return spec_pipeline_flags(catalog, spec->pipeline) < 0 ? SPEC_N_COLUMNS : SPEC_N_FIELDS;
+}
+
+size_t spec_csv_header(int is_own, char line[SPEC_ROW_BYTES])
+{
+	int n = is_own ? SPEC_N_FIELDS : SPEC_N_COLUMNS;
 	char *at = line;
 
-	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+	for (int i = 0; i < n; i++) {
 		at = stpcpy(at, spec_fields[i].name);
-		*at++ = i + 1 < SPEC_N_FIELDS ? ',' : '\n';
+		*at++ = i + 1 < n ? ',' : '\n';
 	}
 	*at = '\0';
 	return (size_t)(at - line);
@@ -56,11 +62,12 @@ size_t spec_csv_header(char line[SPEC_ROW_BYTES])
 size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		    char line[SPEC_ROW_BYTES])
 {
+	int n = fields_of(catalog, spec);
 	char *at = line;
 
-	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+	for (int i = 0; i < n; i++) {
 		at = put_field(catalog, spec, i, at);
-		*at++ = i + 1 < SPEC_N_FIELDS ? ',' : '\n';
+		*at++ = i + 1 < n ? ',' : '\n';
 	}
 	*at = '\0';
 	return (size_t)(at - line);
@@ -69,6 +76,19 @@ size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec
 static inline int is_cell_end(char byte)
 {
 	return byte == ',' || byte == '\0' || byte == '\n' || byte == '\r';
+}
+
+/* A word that rows are not written with, or none at all. */
+static const char *parse_synonym(const struct spec_catalog *catalog, int field, const char *cell,
+				 struct kernel_spec *spec)
+{
+	size_t length = strcspn(cell, ",\r\n");
+	int value = spec_word_find_n(catalog, field, cell, length);
+
+	if (value < 0)
+		return NULL;
+	field_store(&spec_fields[field], spec, value);
+	return cell + length;
 }
 
 /*
@@ -93,7 +113,7 @@ static const char *parse_word(const struct spec_catalog *catalog, int field, con
 			return at;
 		}
 	}
-	return NULL;
+	return parse_synonym(catalog, field, cell, spec);
 }
 
 static const char *parse_number(const struct field *field, const char *cell,
@@ -132,15 +152,18 @@ int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
 		   struct kernel_spec *ret_spec, struct fmha_error *err)
 {
 	struct kernel_spec spec = {0};
+	int n = SPEC_N_FIELDS;
 
-	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+	for (int i = 0; i < n; i++) {
 		const struct field *field = &spec_fields[i];
 		const char *end = field->kind == FIELD_WORD ? parse_word(catalog, i, line, &spec)
 							    : parse_number(field, line, &spec);
 
 		if (!end)
 			return bad_cell(field->name, line, err);
-		if ((*end == ',') != (i + 1 < SPEC_N_FIELDS))
+		if (i + 1 == SPEC_N_COLUMNS && *end != ',')
+			n = SPEC_N_COLUMNS; /* AMD's, or written before there were more */
+		if ((*end == ',') != (i + 1 < n))
 			return fmha_error_set_field(err, FMHA_EINVAL, field->name,
 						    "the row must have %d columns", SPEC_N_FIELDS);
 		line = end + 1;
@@ -159,7 +182,7 @@ size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *s
 	at = stpcpy(at, "{\"name\":\"");
 	at = stpcpy(at, name);
 	*at++ = '"';
-	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+	for (int i = 0; i < fields_of(catalog, spec); i++) {
 		const struct field *field = &spec_fields[i];
 
 		at = stpcpy(at, ",\"");

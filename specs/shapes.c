@@ -135,8 +135,8 @@ static int complete(const struct at *at, struct spec_shape *shape, struct fmha_e
 	if (shape->nhead_k <= 0 || shape->nhead_q % shape->nhead_k)
 		return at_error(at, err, "nhead_q %d is not a multiple of nhead_k %d",
 				shape->nhead_q, shape->nhead_k);
-	if (shape->hdim_q < 1 || shape->hdim_v < 1 || shape->hdim_q > 256 || shape->hdim_v > 256)
-		return at_error(at, err, "head dims %d, %d: not 1 to 256", shape->hdim_q,
+	if (shape->hdim_q < 1 || shape->hdim_v < 1 || shape->hdim_q > 576 || shape->hdim_v > 512)
+		return at_error(at, err, "head dims %d, %d: not 1 to 576 and 512", shape->hdim_q,
 				shape->hdim_v);
 	return 0;
 }
@@ -171,8 +171,8 @@ static int read_row(const struct at *at, const struct shape_axis *axis, struct s
 	return r;
 }
 
-static int walk(const struct group *group, const struct at *at, int level,
-		const struct spec_shape *so_far)
+static int group_walk(const struct group *group, const struct at *at, int level,
+		      const struct spec_shape *so_far)
 {
 	const struct shape_axis *axis = &group->axes[level];
 	struct spec_shape shape = *so_far;
@@ -189,7 +189,7 @@ static int walk(const struct group *group, const struct at *at, int level,
 
 		r = read_row(&here, axis, &shape, group->reader->err);
 		if (r == 0)
-			r = walk(group, at, level + 1, &shape);
+			r = group_walk(group, at, level + 1, &shape);
 	}
 	return r;
 }
@@ -263,9 +263,7 @@ static int read_limits(struct group *group, const struct at *at, struct fmha_err
 	group->max_work = group->max_elements = INT64_MAX;
 	if (!at->item)
 		return 0;
-	r = at_want_object(at, err);
-	if (r == 0)
-		r = at_only_keys(at, (const char *const[]){"work", "elements", NULL}, err);
+	r = at_object(at, (const char *const[]){"work", "elements", NULL}, err);
 	if (r == 0 && work.item)
 		r = at_int(&work, 1, (int64_t)1 << 53, &group->max_work, err);
 	if (r == 0 && elements.item)
@@ -288,35 +286,43 @@ static int read_set(const struct at *set, struct spec_shape *shape, struct fmha_
 	return r;
 }
 
-static int read_group(struct reader *reader, const struct at *at, const struct at *named)
+/* @group, @places: empty. */
+static int read_group_into(struct reader *reader, const struct at *at, const struct at *named,
+			   struct group *group, struct places *places)
 {
+	static const char *const keys[] = {"name", "set", "for", "limits", NULL};
 	struct at name = at_key(at, "name"), set = at_key(at, "set"), axes = at_key(at, "for"),
 		  limits = at_key(at, "limits");
-	struct group *group = calloc(1, sizeof(*group));
-	struct places *places = calloc(1, sizeof(*places));
 	struct spec_shape shape = {0};
-	int r = group && places ? 0
-				: fmha_error_set(reader->err, FMHA_ENOMEM, "specs: out of memory");
+	int r = at_object(at, keys, reader->err);
 
+	if (r < 0)
+		return r;
 	for (size_t i = 0; i < N_FIELDS; i++)
 		*field_of(&shape, &fields[i]) = fields[i].value;
-	if (r == 0)
-		r = at_want_object(at, reader->err);
-	if (r == 0)
-		r = at_only_keys(at, (const char *const[]){"name", "set", "for", "limits", NULL},
-				 reader->err);
-	if (r == 0)
-		r = at_string(&name, &shape.group, reader->err);
-	if (r == 0)
-		r = read_set(&set, &shape, reader->err);
-	if (r == 0)
-		r = read_limits(group, &limits, reader->err);
-	if (r == 0)
-		r = read_axes(group, &axes, named, places, reader->err);
-	if (r == 0) {
-		group->reader = reader;
-		r = walk(group, at, 0, &shape);
-	}
+	r = at_string(&name, &shape.group, reader->err);
+	if (r < 0)
+		return r;
+	r = read_set(&set, &shape, reader->err);
+	if (r < 0)
+		return r;
+	r = read_limits(group, &limits, reader->err);
+	if (r < 0)
+		return r;
+	r = read_axes(group, &axes, named, places, reader->err);
+	if (r < 0)
+		return r;
+	group->reader = reader;
+	return group_walk(group, at, 0, &shape);
+}
+
+static int read_group(struct reader *reader, const struct at *at, const struct at *named)
+{
+	struct group *group = calloc(1, sizeof(*group));
+	struct places *places = calloc(1, sizeof(*places));
+	int r = group && places ? read_group_into(reader, at, named, group, places)
+				: fmha_error_set(reader->err, FMHA_ENOMEM, "specs: out of memory");
+
 	free(group);
 	free(places);
 	return r;
@@ -330,11 +336,11 @@ static int read_document(struct reader *reader, const struct at *document, int d
 	struct at includes = at_key(document, "includes"), groups = at_key(document, "groups"),
 		  named = at_key(document, "axes");
 	int index = 0;
-	int r = at_want_object(document, reader->err);
+	int r = at_object(document, keys, reader->err);
 
-	if (r == 0)
-		r = at_only_keys(document, keys, reader->err);
-	if (r == 0 && includes.item)
+	if (r < 0)
+		return r;
+	if (includes.item)
 		r = at_want_array(&includes, reader->err);
 	for (const cJSON *item = r == 0 && includes.item ? includes.item->child : NULL;
 	     item && r == 0; item = item->next) {
@@ -347,9 +353,10 @@ static int read_document(struct reader *reader, const struct at *document, int d
 		if (r == 0)
 			r = read_tier(reader, tier, depth + 1);
 	}
+	if (r != 0)
+		return r; /* positive: the callback has seen enough */
 	index = 0;
-	if (r == 0)
-		r = at_want_array(&groups, reader->err);
+	r = at_want_array(&groups, reader->err);
 	for (const cJSON *item = r == 0 ? groups.item->child : NULL; item && r == 0;
 	     item = item->next) {
 		struct at here = at_item(&groups, item, index++);

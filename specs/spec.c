@@ -1,14 +1,250 @@
-// SPDX-License-Identifier: MIT
+/* SPDX-License-Identifier: MIT */
 /* spec.c: the field table, default values, order and hash of kernel specs. */
 #include <assert.h>
+#include <stddef.h>
+#include <string.h>
 
 #include "catalog_impl.h"
 #include "fields.h"
 
+/* ---- synonym ---- */
+
+/*
+ * Other words for values of fields, as people know them from AMD's dispatcher and its
+ * command lines. They are understood wherever a word is read (filters, rows, JSON, sweeps, kernel
+ * sets) and never written: a value has one name. Canonical names of kernels do not take them.
+ */
+
+struct synonym {
+	uint8_t field;
+	const char *said, *word;
+};
+
+static const struct synonym synonyms[] = {
+	{SPEC_FIELD_mask, "no_mask", "no"},
+	{SPEC_FIELD_mask, "causal", "top_left"},
+	{SPEC_FIELD_mask, "t", "top_left"},
+	{SPEC_FIELD_mask, "b", "bottom_right"},
+	{SPEC_FIELD_mask, "window_generic", "generic"},
+	{SPEC_FIELD_mask, "g", "generic"},
+	{SPEC_FIELD_bias, "no_bias", "no"},
+	{SPEC_FIELD_bias, "elementwise", "bias"},
+	{SPEC_FIELD_bias, "elementwise_bias", "bias"},
+	{SPEC_FIELD_qscale, "no_scale", "no"},
+	{SPEC_FIELD_rope, "no", "none"},
+	{SPEC_FIELD_rope, "inter", "interleaved"},
+	{SPEC_FIELD_rope, "half", "half_rotated"},
+	{SPEC_FIELD_vlayout, "row", "r"},
+	{SPEC_FIELD_vlayout, "row_major", "r"},
+	{SPEC_FIELD_vlayout, "col", "c"},
+	{SPEC_FIELD_vlayout, "col_major", "c"},
+};
+
+const char *spec_synonym(int field, const char *said, size_t length)
+{
+	for (size_t i = 0; i < sizeof(synonyms) / sizeof(synonyms[0]); i++)
+		if (synonyms[i].field == field && strlen(synonyms[i].said) == length &&
+		    memcmp(synonyms[i].said, said, length) == 0)
+			return synonyms[i].word;
+	return NULL;
+}
+
+/* ---- arch ---- */
+
+/* What a loaded catalog says about archs and data types. */
+
+int spec_arch_count(const struct spec_catalog *catalog)
+{
+	return catalog->n_archs;
+}
+
+const char *spec_arch_name(const struct spec_catalog *catalog, int arch)
+{
+	return spec_word(catalog, SPEC_FIELD_gfx_arch, arch);
+}
+
+int spec_arch_find(const struct spec_catalog *catalog, const char *name)
+{
+	return spec_word_find(catalog, SPEC_FIELD_gfx_arch, name);
+}
+
+const char *spec_arch_vendor(const struct spec_catalog *catalog, int arch)
+{
+	const struct spec_backend_arch *model = spec_arch_model(catalog, arch);
+
+	return model ? model->vendor : "amd";
+}
+
+const char *spec_arch_family(const struct spec_catalog *catalog, int arch)
+{
+	const struct spec_backend_arch *model = spec_arch_model(catalog, arch);
+
+	return model ? model->family : "";
+}
+
+const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index)
+{
+	const struct arch *of = &catalog->archs[arch];
+
+	if (of->own.backend && index-- == 0)
+		return of->own.backend->name;
+	return index >= 0 && index < of->n_spaces ? of->spaces[index].rules->name : NULL;
+}
+
+int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype)
+{
+	const struct arch *of = &catalog->archs[arch];
+	int found = of->own.model ? of->own.model->data_types >> dtype & 1 : 0;
+
+	for (int i = 0; i < of->n_spaces; i++)
+		found |= of->spaces[i].dtypes >> dtype & 1;
+	return found;
+}
+
+int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline)
+{
+	const struct arch *of = &catalog->archs[arch];
+	int found = of->own.pipelines >> pipeline & 1;
+
+	for (int i = 0; i < of->n_spaces; i++)
+		found |= (int)(of->spaces[i].pipelines >> pipeline & 1);
+	return found;
+}
+
+const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catalog, int arch)
+{
+	return catalog->archs[arch].own.model;
+}
+
+static const struct spec_pipeline *own_pipeline(const struct spec_catalog *catalog, int pipeline)
+{
+	return pipeline >= 0 && pipeline < catalog->pipelines.n ? catalog->own_pipelines[pipeline]
+								: NULL;
+}
+
+int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline)
+{
+	const struct spec_pipeline *own = own_pipeline(catalog, pipeline);
+
+	return own ? (int)own->flags : -1;
+}
+
+void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		  int32_t *ret_rows, int32_t *ret_floats)
+{
+	const struct spec_pipeline *own = own_pipeline(catalog, spec->pipeline);
+
+	*ret_rows = *ret_floats = 0;
+	if (own && own->dq_tile)
+		own->dq_tile(spec, ret_rows, ret_floats);
+}
+
+/* ---- traits ---- */
+
+/*
+ * Traits as specs have them. Where AMD's kernels have a column for one, it is told there, by the
+ * value that stands for this build's code; the others have columns of their own.
+ */
+
+static const struct column {
+	uint8_t field;
+	uint8_t one; /* what a 1 is there; other values are themselves */
+} columns[N_TRAITS] = {[TRAIT_mask] = {SPEC_FIELD_mask, SPEC_MASK_GENERIC},
+		       [TRAIT_bias] = {SPEC_FIELD_bias, SPEC_BIAS_BIAS},
+		       [TRAIT_softcap] = {SPEC_FIELD_logits, 1},
+		       [TRAIT_dropout] = {SPEC_FIELD_dropout, 1},
+		       [TRAIT_paged] = {SPEC_FIELD_paged_kv, 1},
+		       [TRAIT_descale] = {SPEC_FIELD_qscale, SPEC_QSCALE_PERTENSOR},
+#define OWN(name, NAME, word, kind, families, asked) [TRAIT_##name] = {SPEC_FIELD_##name, 1},
+		       FMHA_OWN_TRAITS(OWN)
+#undef OWN
+};
+
+const struct trait_info trait_infos[N_TRAITS] = {
+#define FLAG 2
+#define KIND 3
+#define INFO(name, NAME, word, kind, families, asked)                                              \
+	{families, kind, offsetof(struct traits, name)},
+	FMHA_TRAITS(INFO)
+#undef INFO
+#undef FLAG
+#undef KIND
+};
+
+static const uint8_t data_types[] = {[ABI_F32] = SPEC_FP32,
+				     [ABI_F16] = SPEC_FP16,
+				     [ABI_BF16] = SPEC_BF16,
+				     [ABI_E4M3] = SPEC_FP8,
+				     [ABI_E5M2] = SPEC_BF8};
+#define N_TYPES (sizeof(data_types) / sizeof(data_types[0]))
+
+int spec_dtype_of(uint32_t dtype)
+{
+	return dtype < N_TYPES ? data_types[dtype] : -1;
+}
+
+/* What O is written as is an argument. */
+uint8_t data_type_of_code(uint8_t data_type)
+{
+	return data_type == SPEC_FP8FP16 || data_type == SPEC_FP8BF16 || data_type == SPEC_FP8FP32
+		       ? SPEC_FP8
+		       : data_type;
+}
+
+field_set fields_of_traits(uint32_t set)
+{
+	field_set fields = 0;
+
+	for (int i = 0; i < N_TRAITS; i++)
+		if (set >> i & 1)
+			fields |= (field_set)1 << columns[i].field;
+	return fields;
+}
+
+void signature_set_traits(struct kernel_signature *signature, uint32_t set,
+			  const struct traits *traits)
+{
+	struct kernel_spec spec;
+
+	spec_init(&spec);
+	spec.signature = *signature;
+	for (int i = 0; i < N_TRAITS; i++) {
+		uint8_t value = set >> i & 1 ? trait_get(traits, i) : 0;
+
+		if (value)
+			field_store(&spec_fields[columns[i].field], &spec,
+				    value == 1 ? columns[i].one : value);
+	}
+	*signature = spec.signature;
+}
+
+void spec_traits(const struct kernel_signature *signature, struct traits *ret_traits)
+{
+	uint8_t data_type = data_type_of_code(signature->data_type);
+	struct kernel_spec spec;
+
+	spec_init(&spec);
+	spec.signature = *signature;
+	*ret_traits = (struct traits){.op = signature->family};
+	while (ret_traits->dtype + 1u < N_TYPES && data_types[ret_traits->dtype] != data_type)
+		ret_traits->dtype++;
+	for (int i = 0; i < N_TRAITS; i++) {
+		int32_t value = field_load(&spec_fields[columns[i].field], &spec);
+
+		if (trait_infos[i].families >> signature->family & 1)
+			trait_set(ret_traits, i,
+				  value == columns[i].one || trait_infos[i].n_values == 2
+					  ? value != 0
+					  : (uint8_t)value);
+	}
+}
+
 /* Padding bytes would make memcmp() and hashing see garbage. */
-static_assert(sizeof(struct kernel_signature) == 26, "kernel_signature has padding");
+#define OWN_BYTES (N_OWN_TRAITS + N_OWN_TRAITS % 2)
+static_assert(sizeof(struct kernel_signature) == 26 + OWN_BYTES, "kernel_signature has padding");
 static_assert(sizeof(struct kernel_tile) == 48, "kernel_tile has padding");
-static_assert(sizeof(struct kernel_spec) == 84, "kernel_spec has padding");
+static_assert(sizeof(struct kernel_spec) == 84 + OWN_BYTES, "kernel_spec has padding");
+static_assert(SPEC_N_FIELDS <= 64, "a field_set holds all of them");
 
 #define MEMBER_TYPE(member)                                                                        \
 	_Generic(((struct kernel_spec *)0)->member, uint8_t                                        \
@@ -34,7 +270,11 @@ const struct field spec_fields[SPEC_N_FIELDS] = {
 	 FIELD_##kind == FIELD_FLAG  ? 1                                                           \
 	 : FIELD_##kind == FIELD_PAD ? SPEC_PAD_8                                                  \
 				     : MEMBER_MAX(member)},
-	SPEC_FIELDS(FIELD_ROW)
+#define FIELD_OWN(name, NAME, word, kind, families, asked)                                         \
+	FIELD_ROW(name, signature.name, OWN_##kind)
+#define FIELD_OWN_FLAG FIELD_FLAG
+#define FIELD_OWN_KIND FIELD_INT
+	SPEC_FIELDS(FIELD_ROW) FMHA_OWN_TRAITS(FIELD_OWN)
 #undef FIELD_ROW
 };
 
@@ -45,8 +285,9 @@ const struct field spec_fields[SPEC_N_FIELDS] = {
 
 #define SIGNATURE_BIT(name, member, kind)                                                          \
 	| (IN_STRUCT(kernel_signature, signature, member) ? FIELD_BIT(name) : 0)
-#define TILE_BIT(name, member, kind) | (IN_STRUCT(kernel_tile, tile, member) ? FIELD_BIT(name) : 0)
-const field_set spec_signature_fields = 0 SPEC_FIELDS(SIGNATURE_BIT);
+#define TILE_BIT(name, member, kind)                     | (IN_STRUCT(kernel_tile, tile, member) ? FIELD_BIT(name) : 0)
+#define OWN_BIT(name, NAME, word, kind, families, asked) | FIELD_BIT(name)
+const field_set spec_signature_fields = 0 SPEC_FIELDS(SIGNATURE_BIT) FMHA_OWN_TRAITS(OWN_BIT);
 const field_set spec_tile_fields = 0 SPEC_FIELDS(TILE_BIT);
 
 int field_find(const char *name, size_t length)
@@ -107,6 +348,11 @@ void spec_init(struct kernel_spec *spec)
 const char *spec_field_name(enum spec_field field)
 {
 	return (unsigned)field < SPEC_N_FIELDS ? spec_fields[field].name : NULL;
+}
+
+int spec_field_is_trait(enum spec_field field)
+{
+	return spec_signature_fields >> field & 1;
 }
 
 int64_t spec_get(const struct kernel_spec *spec, enum spec_field field)
@@ -182,6 +428,7 @@ int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, 
 {
 	int n;
 	const char *const *words = spec_words(catalog, field, &n);
+	const char *meant;
 
 	for (int i = 0; i < n; i++) {
 		size_t same = 0;
@@ -191,7 +438,8 @@ int spec_word_find_n(const struct spec_catalog *catalog, enum spec_field field, 
 		if (same == length && words[i][same] == '\0')
 			return i;
 	}
-	return -1;
+	meant = spec_synonym(field, word, length);
+	return meant ? spec_word_find_n(catalog, field, meant, strlen(meant)) : -1;
 }
 
 int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, const char *word)

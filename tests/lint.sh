@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # clang-format, clang-tidy and cppcheck over every C source. Called by ./dev lint, which has installed
-# them. Device code is left out: these tools do not read it.
+# them. Of device code only long lines are looked at: the other tools do not read it.
 #
 #   tests/lint.sh              all of it
 #   tests/lint.sh --changed    clang-tidy and cppcheck, the slow ones, only over what the last commits and
@@ -34,7 +34,7 @@ if [ "${1:-}" = --changed ]; then
 fi
 
 layout() {
-    clang-format --dry-run -Werror "${sources[@]}"
+    clang-format --dry-run -Werror "${sources[@]}" && /usr/bin/python3 tests/lib/device_layout.py --check
 }
 
 tidy() {

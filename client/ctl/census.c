@@ -22,13 +22,13 @@ static void print_shapes(const cJSON *shapes)
 	cJSON_ArrayForEach(item, shapes)
 	{
 		const cJSON *settled = cJSON_GetObjectItemCaseSensitive(item, "settled");
-		double splits = number_of(item, "n_splits");
+		double splits = ctl_number(item, "n_splits");
 
-		(void)printf("%8.0f  %10.0f  %12.3f  %7s  %-8s  %s\n", number_of(item, "uid"),
-			     number_of(item, "runs"), number_of(item, "device_ns") / 1e6,
-			     share_of(item, "of_roof", share), cJSON_IsTrue(settled) ? "yes" : "no",
-			     text_of(item, "shape"));
-		(void)printf("%53s%s", "", text_of(item, "kernel"));
+		(void)printf("%8.0f  %10.0f  %12.3f  %7s  %-8s  %s\n", ctl_number(item, "uid"),
+			     ctl_number(item, "runs"), ctl_number(item, "device_ns") / 1e6,
+			     ctl_share(item, "of_roof", share),
+			     cJSON_IsTrue(settled) ? "yes" : "no", ctl_text(item, "shape"));
+		(void)printf("%53s%s", "", ctl_text(item, "kernel"));
 		if (splits > 0)
 			(void)printf(", %.0f splits", splits);
 		(void)putchar('\n');

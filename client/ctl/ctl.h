@@ -42,10 +42,12 @@ extern const struct ctl_command ctl_metrics; /* metrics.c, top.c */
 extern const struct ctl_command ctl_top;
 extern const struct ctl_command ctl_trace;   /* trace.c */
 extern const struct ctl_command ctl_census;  /* census.c */
+extern const struct ctl_command ctl_pool;    /* pool.c */
 extern const struct ctl_command ctl_devices; /* ping.c, status.c: the daemon's */
 extern const struct ctl_command ctl_ping;
 extern const struct ctl_command ctl_status;
 extern const struct ctl_command ctl_bench;
+extern const struct ctl_command ctl_mask; /* mask.c: no daemon */
 extern const struct ctl_command ctl_plan;
 extern const struct ctl_command ctl_registry;
 extern const struct ctl_command ctl_tune;

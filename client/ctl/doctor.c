@@ -6,7 +6,6 @@
 #include <limits.h>
 #include <pwd.h>
 #include <spawn.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,7 @@
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/catalog.h>
 #include <tree/tree.h>
 
@@ -25,35 +24,8 @@
 
 extern char **environ;
 
-void doctor_report(struct doctor *doctor, enum doctor_verdict verdict, const char *what,
-		   const char *advice, const char *fmt, ...)
-{
-	static const char *const words[] = {"ok", "note", "WRONG"};
-	char text[512];
-	va_list args;
-
-	va_start(args, fmt);
-	(void)vsnprintf(text, sizeof(text), fmt, args);
-	va_end(args);
-	doctor->n_wrong += verdict == DOCTOR_WRONG;
-	if (doctor->findings) {
-		cJSON *item = cJSON_CreateObject();
-
-		cJSON_AddStringToObject(item, "check", what);
-		cJSON_AddStringToObject(item, "verdict", words[verdict]);
-		cJSON_AddStringToObject(item, "found", text);
-		if (advice)
-			cJSON_AddStringToObject(item, "advice", advice);
-		cJSON_AddItemToArray(doctor->findings, item);
-		return;
-	}
-	(void)printf("%-5s  %-14s %s\n", words[verdict], what, text);
-	if (advice)
-		(void)printf("%23s-> %s\n", "", advice);
-}
-
 /* The first line that a program prints; its exit status, or -1 when it cannot be run. */
-static int ask(char *const argv[], char *line, size_t n)
+static int program_ask(char *const argv[], char *line, size_t n)
 {
 	posix_spawn_file_actions_t actions;
 	int ends[2], status = -1;
@@ -122,7 +94,7 @@ static void check_configuration(struct doctor *doctor)
 	int status;
 
 	(void)tree_path(TREE_PROGRAMS, "fmhad", path, sizeof(path));
-	status = ask(argv, line, sizeof(line));
+	status = program_ask(argv, line, sizeof(line));
 	if (status == 0)
 		doctor_report(doctor, DOCTOR_GOOD, "configuration", NULL,
 			      "/etc/fmhad/fmhad.json, or none");
@@ -171,7 +143,7 @@ static void check_compiler(struct doctor *doctor, const struct gpu_kind *kind)
 	for (int i = 0; kind->compilers[i]; i++) {
 		char *argv[] = {helper, version, (char *)kind->compilers[i], none, NULL};
 
-		if (ask(argv, line, sizeof(line)) == 0) {
+		if (program_ask(argv, line, sizeof(line)) == 0) {
 			doctor_report(doctor, DOCTOR_GOOD, kind->compilers[i], NULL, "%s", line);
 			return;
 		}
@@ -316,19 +288,45 @@ static void check_fit(struct doctor *doctor, const char *what, const char *arch,
 		      const cJSON *compile)
 {
 	char helper[PATH_MAX], line[512], version[] = "--version", clang[] = "clang";
-	char *argv[] = {helper,       version, clang, (char *)text_of(compile, "clang"),
+	char *argv[] = {helper,       version, clang, (char *)ctl_text(compile, "clang"),
 			(char *)arch, NULL};
 	int status;
 
 	if (strncmp(arch, "gfx", 3) != 0)
 		return;
 	(void)tree_path(TREE_HELPERS, "fmhad-compile", helper, sizeof(helper));
-	status = ask(argv, line, sizeof(line));
+	status = program_ask(argv, line, sizeof(line));
 	if (status == 0)
 		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "is compiled for by %s", line);
 	else if (status > 0)
 		doctor_report(doctor, DOCTOR_WRONG, what, "a clang that will do, and restart fmhad",
 			      "%s", line);
+}
+
+/* @sharing: how a GPU's memory gets to other processes, the preferred way first; NULL: of no GPU. */
+static void check_sharing(struct doctor *doctor, const char *what, const cJSON *sharing)
+{
+	const cJSON *by = cJSON_GetObjectItemCaseSensitive(sharing, "by"), *first;
+	const char *why = ctl_text(sharing, "no_descriptors");
+	char trouble[128] = "";
+
+	if (!sharing)
+		return;
+	first = cJSON_GetArrayItem(by, 0);
+	if (why[0])
+		(void)snprintf(trouble, sizeof(trouble), "; not by descriptors: %s", why);
+	if (cJSON_IsString(first))
+		doctor_report(
+			doctor, why[0] ? DOCTOR_NOTE : DOCTOR_GOOD, "memory",
+			why[0] ? "another version of the driver or of ROCm may have them; "
+				 "until then fmhad makes no memory for clients, which import theirs"
+			       : NULL,
+			"%s: shared by %s%s", what, first->valuestring, trouble);
+	else
+		doctor_report(doctor, DOCTOR_WRONG, "memory",
+			      "take another version of ROCm; until then tensors are copied",
+			      "%s: cannot be shared by IPC handles: %s%s", what,
+			      ctl_text(sharing, "no_handles"), trouble);
 }
 
 static void check_device(struct doctor *doctor, const cJSON *device, const cJSON *compile)
@@ -339,26 +337,27 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 
 	(void)snprintf(what, sizeof(what), "device %d",
 		       cJSON_IsNumber(index) ? index->valueint : -1);
-	if (strcmp(text_of(device, "state"), "ready") == 0)
-		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "%s (%s)", text_of(device, "name"),
-			      text_of(device, "arch"));
+	if (strcmp(ctl_text(device, "state"), "ready") == 0)
+		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "%s (%s)", ctl_text(device, "name"),
+			      ctl_text(device, "arch"));
 	else
 		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad",
-			      "%s: %s", text_of(device, "state"), text_of(device, "last_death"));
-	check_fit(doctor, what, text_of(device, "arch"), compile);
-	if (text_of(worker, "no_fences")[0])
+			      "%s: %s", ctl_text(device, "state"), ctl_text(device, "last_death"));
+	check_fit(doctor, what, ctl_text(device, "arch"), compile);
+	check_sharing(doctor, what, cJSON_GetObjectItemCaseSensitive(worker, "sharing"));
+	if (ctl_text(worker, "no_fences")[0])
 		doctor_report(doctor, DOCTOR_NOTE, "fences",
 			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; "
 			      "until then "
 			      "runs that name counters are refused",
-			      "%s: %s", what, text_of(worker, "no_fences"));
-	if (strcmp(text_of(worker, "mps"), "absent") == 0)
+			      "%s: %s", what, ctl_text(worker, "no_fences"));
+	if (strcmp(ctl_text(worker, "mps"), "absent") == 0)
 		doctor_report(
 			doctor, DOCTOR_NOTE, "MPS",
 			"start nvidia-cuda-mps-control -d before fmhad and its clients, else they "
 			"take "
 			"turns on the GPU, about 150 us a switch",
-			"no control daemon answers at %s", text_of(worker, "mps_directory"));
+			"no control daemon answers at %s", ctl_text(worker, "mps_directory"));
 	if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(device, "quarantined")) > 0)
 		doctor_report(doctor, DOCTOR_NOTE, "quarantine",
 			      "`fmhactl status` names them, with the time left",
@@ -368,14 +367,14 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 static void check_cache(struct doctor *doctor, const cJSON *compile)
 {
 	const cJSON *cache = cJSON_GetObjectItemCaseSensitive(compile, "cache");
-	const char *state = text_of(cache, "state");
+	const char *state = ctl_text(cache, "state");
 
 	if (!strcmp(state, "unusable"))
 		doctor_report(
 			doctor, DOCTOR_WRONG, "cache",
 			"every kernel is compiled anew after a restart: give fmhad's user a folder "
 			"that it may write, or compile.cache another one",
-			"%s", text_of(cache, "reason"));
+			"%s", ctl_text(cache, "reason"));
 	else
 		doctor_report(doctor, DOCTOR_GOOD, "cache", NULL, "%s",
 			      !strcmp(state, "ok") ? "in use" : "not used yet");
@@ -385,7 +384,7 @@ static void check_cache(struct doctor *doctor, const cJSON *compile)
 static void check_tuned(struct doctor *doctor, const cJSON *device)
 {
 	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
-	const char *state = text_of(tuned, "state");
+	const char *state = ctl_text(tuned, "state");
 	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
 	char what[32];
 
@@ -396,16 +395,16 @@ static void check_tuned(struct doctor *doctor, const cJSON *device)
 			doctor, DOCTOR_WRONG, what,
 			"what is measured is lost at a restart: give fmhad's user a folder that it "
 			"may write, or tuning.state another one",
-			"%s", text_of(tuned, "reason"));
+			"%s", ctl_text(tuned, "reason"));
 	else if (!strcmp(state, "unreadable"))
 		doctor_report(
 			doctor, DOCTOR_WRONG, what,
 			"what was measured is not used, and nothing is written over it: mend the "
 			"file, or move it away, and restart fmhad",
-			"%s", text_of(tuned, "reason"));
+			"%s", ctl_text(tuned, "reason"));
 	else if (!strcmp(state, "ok"))
 		doctor_report(doctor, DOCTOR_GOOD, what, NULL, "kept in %s",
-			      text_of(tuned, "directory"));
+			      ctl_text(tuned, "directory"));
 }
 
 static void check_status(struct doctor *doctor, const char *json)
@@ -415,7 +414,7 @@ static void check_status(struct doctor *doctor, const char *json)
 	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
 	const cJSON *device;
 
-	check_version(doctor, text_of(status, "version"));
+	check_version(doctor, ctl_text(status, "version"));
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
 		check_device(doctor, device, compile),
 		check_tuned(doctor, device);

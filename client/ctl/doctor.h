@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* doctor.h: how doctor.c and doctor_device.c say what they find. */
+/* doctor.h: what doctor.c and doctor_device.c find, and how doctor_report.c says it. */
 #ifndef CTL_DOCTOR_H
 #define CTL_DOCTOR_H
 

@@ -7,12 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/row.h>
+#include <specs/set.h>
 #include <specs/space.h>
 #include <specs/validate.h>
 
 #define MAX_HEAD_DIMS 32
+#define MAX_FILES     16
 
 enum format { FORMAT_CSV, FORMAT_JSON, FORMAT_NAMES };
 
@@ -20,18 +22,24 @@ struct request {
 	struct spec_space_options space;
 	struct spec_head_dims head_dims[MAX_HEAD_DIMS];
 	const char *profile_name;
+	const char *receipt_text; /* NULL: none is asked for */
 	const char *filter_text;
+	const char *filter_files[MAX_FILES], *set_files[MAX_FILES];
+	int n_filter_files, n_set_files;
 	const char *out_path;
 	enum format format;
 	bool count_only;
-	bool has_receipt;
 };
 
 struct job {
 	struct spec_catalog *catalog;
 	struct spec_filter *filter;
-	struct spec_space *space;
+	struct spec_filter *file_filters[MAX_FILES]; /* all of them have to hold */
+	int n_file_filters;
+	struct spec_space *space; /* NULL: a set's kernels */
+	struct spec_set *set;
 	int profile; /* -1: none */
+	bool is_own; /* of this build's kernels, which have more columns */
 };
 
 enum option_id {
@@ -44,6 +52,8 @@ enum option_id {
 	OPT_MODE,
 	OPT_HDIMS,
 	OPT_FILTER,
+	OPT_FILTER_FILE,
+	OPT_SET,
 	OPT_COUNT,
 	OPT_FORMAT,
 	OPT_OUT,
@@ -58,13 +68,19 @@ static const struct cli_option own_options[] = {
 	 "only these, as shipped (default: all of them)"},
 	{"config", OPT_CONFIG, "SWEEP",
 	 "a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file"},
-	{"receipt", OPT_RECEIPT, "N", "one of `fmhactl profiles` (default 0)"},
+	{"receipt", OPT_RECEIPT, "N", "one of `fmhactl profiles`, by number or name (default 0)"},
 	{"profile", OPT_PROFILE, "P",
-	 "the profile's receipt, and of that what validates and it keeps"},
+	 "the profile's receipt, and of that what validates and it keeps; by name or number"},
 	{"mode", OPT_MODE, "rules|exhaustive", "default: rules"},
 	{"hdims", OPT_HDIMS, "LIST", "only these head dims, such as 64,192x128"},
 	{"filter", OPT_FILTER, "EXPR",
 	 "such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\""},
+	{"filter-file", OPT_FILTER_FILE, "FILE",
+	 "a file with such an expression, of any number of lines, with # before comments; may be "
+	 "given again; what is kept, all of them and --filter let through"},
+	{"set", OPT_SET, "FILE",
+	 "the kernels that a kernel set declares, a JSON file as specs/README.md explains it; "
+	 "may be given again: all of them together"},
 	{"count", OPT_COUNT, NULL, "print the number of kernels and nothing else"},
 	{"format", OPT_FORMAT, "csv|json|names", "default: csv, 59 columns with a header"},
 	{"out", OPT_OUT, "FILE", "write there instead of to standard output"},
@@ -105,10 +121,17 @@ static int parse_word(const char *option, const char *text, const char *const *w
 	return ctl_usage_error("%s %s: there is none", option, text);
 }
 
+static int add_file(const char *option, const char *files[MAX_FILES], int *n, const char *value)
+{
+	if (*n == MAX_FILES)
+		return ctl_usage_error("%s %s: more than %d of them", option, value, MAX_FILES);
+	files[(*n)++] = value;
+	return 0;
+}
+
 static int take_option(struct request *request, int id, const char *value)
 {
 	int number = 0;
-	int64_t receipt = 0;
 	int r = 0;
 
 	switch (id) {
@@ -125,9 +148,7 @@ static int take_option(struct request *request, int id, const char *value)
 		request->space.config = value;
 		break;
 	case OPT_RECEIPT:
-		r = ctl_parse_int("--receipt", value, INT32_MIN, INT32_MAX, &receipt);
-		request->space.receipt = (int)receipt;
-		request->has_receipt = true;
+		request->receipt_text = value;
 		break;
 	case OPT_PROFILE:
 		request->profile_name = value;
@@ -142,6 +163,13 @@ static int take_option(struct request *request, int id, const char *value)
 		break;
 	case OPT_FILTER:
 		request->filter_text = value;
+		break;
+	case OPT_FILTER_FILE:
+		r = add_file("--filter-file", request->filter_files, &request->n_filter_files,
+			     value);
+		break;
+	case OPT_SET:
+		r = add_file("--set", request->set_files, &request->n_set_files, value);
 		break;
 	case OPT_COUNT:
 		request->count_only = true;
@@ -174,21 +202,31 @@ static int parse_options(int argc, char **argv, struct request *request)
 	}
 	if (optind < argc)
 		return ctl_usage_error("enumerate: '%s' is no option", argv[optind]);
-	if (!request->space.arch)
+	if (!request->space.arch && !request->n_set_files)
 		return ctl_usage_error("enumerate: --arch is missing; see `fmhactl archs`");
-	if (request->profile_name && request->has_receipt)
+	if (request->profile_name && request->receipt_text)
 		return ctl_usage_error("enumerate: --profile and --receipt exclude each other");
+	if (request->n_set_files &&
+	    (request->space.variant || request->space.config || request->receipt_text ||
+	     request->space.exhaustive || request->space.restrict_hdims))
+		return ctl_usage_error("enumerate: a kernel set says all that --variant, --config, "
+				       "--receipt, --mode and --hdims say; use --filter");
 	return 0;
 }
 
 /* A receipt that no profile is named for would be enumerated as the rules' "otherwise". */
-static int check_receipt(const struct spec_catalog *catalog, int receipt)
+static int take_receipt(struct request *request, const struct spec_catalog *catalog)
 {
-	for (int i = 0; i < spec_profile_count(catalog); i++) {
-		if (receipt >= 0 && spec_profile_receipt(catalog, i) == receipt)
-			return 0;
+	int profile = spec_profile_parse(catalog, request->receipt_text);
+
+	if (profile >= 0 && spec_profile_receipt(catalog, profile) >= 0) {
+		request->space.receipt = spec_profile_receipt(catalog, profile);
+		return 0;
 	}
-	(void)fprintf(stderr, "fmhactl: --receipt %d: there is none; there are", receipt);
+	if (profile >= 0)
+		return ctl_usage_error("--receipt %s: the profile has none", request->receipt_text);
+	(void)fprintf(stderr, "fmhactl: --receipt %s: there is none; there are",
+		      request->receipt_text);
 	for (int i = 0; i < spec_profile_count(catalog); i++) {
 		if (spec_profile_receipt(catalog, i) >= 0)
 			(void)fprintf(stderr, " %d (%s)", spec_profile_receipt(catalog, i),
@@ -206,7 +244,7 @@ static void choose_rules(struct request *request, const struct spec_catalog *cat
 {
 	int arch = spec_arch_find(catalog, request->space.arch);
 	const char *second = arch < 0 ? NULL : spec_arch_rules(catalog, arch, 1);
-	bool of_ck = request->has_receipt || request->space.config || request->space.exhaustive;
+	bool of_ck = request->receipt_text || request->space.config || request->space.exhaustive;
 
 	if (request->space.rules || !second)
 		return;
@@ -219,42 +257,150 @@ static void choose_rules(struct request *request, const struct spec_catalog *cat
 			      second);
 }
 
-static int prepare(struct request *request, struct job *job)
+static int compile_filter(const struct job *job, const char *text, struct spec_filter **ret,
+			  const char *where)
 {
 	char explain[SPEC_EXPLAIN_BYTES];
 	struct fmha_error err = {0};
 
-	if (spec_catalog_load(NULL, fmha_backends, &job->catalog, &err) < 0)
+	if (spec_filter_compile(job->catalog, text, ret, explain, &err) == 0)
+		return 0;
+	(void)fprintf(stderr, "fmhactl: %s: %s\n", where, explain);
+	return CTL_USAGE;
+}
+
+static int read_filter_file(struct job *job, const char *path)
+{
+	char explain[SPEC_EXPLAIN_BYTES];
+	struct fmha_error err = {0};
+
+	if (spec_filter_read(job->catalog, path, &job->file_filters[job->n_file_filters], explain,
+			     &err) == 0) {
+		job->n_file_filters++;
+		return 0;
+	}
+	if (err.code != FMHA_EINVAL)
 		return ctl_error(&err);
-	if (request->has_receipt && check_receipt(job->catalog, request->space.receipt) != 0)
-		return CTL_USAGE;
-	choose_rules(request, job->catalog);
-	job->profile = -1;
-	if (request->profile_name) {
-		job->profile = spec_profile_find(job->catalog, request->profile_name);
-		if (job->profile < 0)
+	return ctl_usage_error("%s%s%s", explain[0] ? path : "", explain[0] ? ": " : "",
+			       explain[0] ? explain : err.msg);
+}
+
+/* By its name or number; what it is made of. */
+static int take_profile(struct request *request, struct job *job)
+{
+	job->profile = spec_profile_parse(job->catalog, request->profile_name);
+	if (job->profile < 0)
+		return ctl_usage_error("profile '%s': there is none; see `fmhactl profiles`",
+				       request->profile_name);
+	if (spec_profile_kernels_of(job->catalog, job->profile) >= 0)
+		request->space.receipt = spec_profile_kernels_of(job->catalog, job->profile);
+	request->space.all_types = spec_profile_all_types(job->catalog, job->profile);
+	return 0;
+}
+
+static int read_filters(const struct request *request, struct job *job)
+{
+	int r = request->filter_text
+			? compile_filter(job, request->filter_text, &job->filter, "filter")
+			: 0;
+
+	for (int i = 0; i < request->n_filter_files && r == 0; i++)
+		r = read_filter_file(job, request->filter_files[i]);
+	return r;
+}
+
+static int read_sets(const struct request *request, struct job *job)
+{
+	struct fmha_error err = {0};
+
+	job->set = spec_set_new(job->catalog);
+	if (!job->set)
+		return ctl_error(&(struct fmha_error){.code = FMHA_ENOMEM});
+	for (int i = 0; i < request->n_set_files; i++)
+		if (spec_set_add_file(job->set, request->set_files[i], request->space.arch,
+				      request->space.rules, &err) < 0)
+			return err.code == FMHA_EINVAL ? ctl_usage_error("%s", err.msg)
+						       : ctl_error(&err);
+	for (size_t i = 0; i < spec_set_size(job->set); i++) {
+		bool is_own = spec_pipeline_flags(job->catalog,
+						  spec_set_at(job->set, i)->pipeline) >= 0;
+
+		if (i == 0)
+			job->is_own = is_own;
+		else if (is_own != job->is_own && request->format == FORMAT_CSV &&
+			 !request->count_only)
 			return ctl_usage_error(
-				"profile '%s': there is none; see `fmhactl profiles`",
-				request->profile_name);
-		if (spec_profile_receipt(job->catalog, job->profile) >= 0)
-			request->space.receipt = spec_profile_receipt(job->catalog, job->profile);
+				"enumerate: AMD's kernels and this build's in one table, which "
+				"have not the same columns: --rules picks, --format json has both");
 	}
-	if (request->filter_text && spec_filter_compile(job->catalog, request->filter_text,
-							&job->filter, explain, &err) < 0) {
-		(void)fprintf(stderr, "fmhactl: filter: %s\n", explain);
-		return CTL_USAGE;
-	}
+	return 0;
+}
+
+static int make_space(struct request *request, struct job *job)
+{
+	struct fmha_error err = {0};
+
+	choose_rules(request, job->catalog);
 	if (spec_space_new(job->catalog, &request->space, &job->space, &err) < 0)
 		return err.code == FMHA_EINVAL ? ctl_usage_error("%s", err.msg) : ctl_error(&err);
+	job->is_own = spec_space_is_own(job->space);
 	if (spec_space_count(job->space) == 0)
 		(void)fputs("fmhactl: this space is empty\n", stderr);
 	return 0;
 }
 
+static int prepare(struct request *request, struct job *job)
+{
+	struct fmha_error err = {0};
+	int r = 0;
+
+	job->profile = -1;
+	if (spec_catalog_load(NULL, fmha_backends, &job->catalog, &err) < 0)
+		return ctl_error(&err);
+	if (request->receipt_text)
+		r = take_receipt(request, job->catalog);
+	if (r == 0 && request->profile_name)
+		r = take_profile(request, job);
+	if (r == 0)
+		r = read_filters(request, job);
+	if (r == 0)
+		r = request->n_set_files ? read_sets(request, job) : make_space(request, job);
+	return r;
+}
+
 static bool keeps(const struct job *job, const struct kernel_spec *spec)
 {
+	for (int i = 0; i < job->n_file_filters; i++)
+		if (!spec_filter_match(job->file_filters[i], spec))
+			return false;
 	return job->profile < 0 || (spec_profile_keeps(job->catalog, job->profile, spec) &&
 				    spec_validate(job->catalog, spec, NULL) == 0);
+}
+
+/* The kernels of a space or of a set, those that the filters and the profile keep. */
+struct walk {
+	const struct job *job;
+	struct spec_iter *iter; /* NULL: of a set */
+	size_t index;
+};
+
+static const struct kernel_spec *walk_next(struct walk *walk)
+{
+	const struct job *job = walk->job;
+	const struct kernel_spec *spec;
+
+	do {
+		if (walk->iter)
+			spec = spec_iter_next(walk->iter);
+		else if (walk->index < spec_set_size(job->set))
+			spec = spec_set_at(job->set, walk->index++);
+		else
+			spec = NULL;
+		if (spec && !walk->iter && job->filter && !spec_filter_match(job->filter, spec))
+			continue;
+		if (!spec || keeps(job, spec))
+			return spec;
+	} while (true);
 }
 
 static size_t format_spec(const struct job *job, enum format format, bool is_first,
@@ -277,10 +423,10 @@ static size_t format_spec(const struct job *job, enum format format, bool is_fir
 	return n + 1;
 }
 
-static size_t format_head(enum format format, char *text)
+static size_t format_head(const struct job *job, enum format format, char *text)
 {
 	if (format == FORMAT_CSV)
-		return spec_csv_header(text);
+		return spec_csv_header(job->is_own, text);
 	if (format == FORMAT_NAMES)
 		return 0;
 	text[0] = '[';
@@ -289,23 +435,24 @@ static size_t format_head(enum format format, char *text)
 }
 
 /* Writes everything, or only counts when @out is NULL. */
-static int walk(const struct job *job, enum format format, FILE *out, uint64_t *ret_n)
+static int walk_all(const struct job *job, enum format format, FILE *out, uint64_t *ret_n)
 {
 	struct ctl_progress progress = {.title = "enumerating"};
-	struct spec_iter *iter = spec_iter_new(job->space, job->filter);
+	struct walk walk = {.job = job};
 	const struct kernel_spec *spec;
 	char text[SPEC_JSON_BYTES + 2];
 	bool failed = false;
 	uint64_t n = 0;
 
-	if (!iter)
-		return ctl_error(&(struct fmha_error){.code = FMHA_ENOMEM});
+	if (job->space) {
+		walk.iter = spec_iter_new(job->space, job->filter);
+		if (!walk.iter)
+			return ctl_error(&(struct fmha_error){.code = FMHA_ENOMEM});
+	}
 	if (out)
-		failed = fwrite(text, 1, format_head(format, text), out) == 0 &&
+		failed = fwrite(text, 1, format_head(job, format, text), out) == 0 &&
 			 format != FORMAT_NAMES;
-	while (!failed && (spec = spec_iter_next(iter))) {
-		if (!keeps(job, spec))
-			continue;
+	while (!failed && (spec = walk_next(&walk))) {
 		if (out) {
 			size_t length = format_spec(job, format, n == 0, spec, text);
 
@@ -317,7 +464,7 @@ static int walk(const struct job *job, enum format format, FILE *out, uint64_t *
 	if (out && format == FORMAT_JSON && !failed)
 		failed = fputs("]\n", out) < 0;
 	ctl_progress_end(&progress);
-	spec_iter_free(iter);
+	spec_iter_free(walk.iter);
 	*ret_n = n;
 	if (!failed)
 		return CTL_OK;
@@ -335,7 +482,7 @@ static int write_out(const struct job *job, const struct request *request)
 		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
 		return CTL_IO;
 	}
-	r = walk(job, request->format, out, &n);
+	r = walk_all(job, request->format, out, &n);
 	if (request->out_path && fclose(out) != 0 && r == CTL_OK) {
 		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
 		r = CTL_IO;
@@ -345,11 +492,12 @@ static int write_out(const struct job *job, const struct request *request)
 
 static int count(const struct job *job)
 {
-	uint64_t n = spec_space_count(job->space);
+	bool is_plain = job->space && !job->filter && !job->n_file_filters && job->profile < 0;
+	uint64_t n = is_plain ? spec_space_count(job->space) : 0;
 	int r = CTL_OK;
 
-	if (job->filter || job->profile >= 0)
-		r = walk(job, FORMAT_CSV, NULL, &n);
+	if (!is_plain)
+		r = walk_all(job, FORMAT_CSV, NULL, &n);
 	if (r == CTL_OK) /* JSON, too */
 		(void)printf("%llu\n", (unsigned long long)n);
 	return r;
@@ -367,7 +515,10 @@ static int enumerate(int argc, char **argv)
 	if (r == 0)
 		r = request.count_only ? count(&job) : write_out(&job, &request);
 	spec_space_free(job.space);
+	spec_set_free(job.set);
 	spec_filter_free(job.filter);
+	for (int i = 0; i < job.n_file_filters; i++)
+		spec_filter_free(job.file_filters[i]);
 	spec_catalog_free(job.catalog);
 	return r;
 }
@@ -375,7 +526,7 @@ static int enumerate(int argc, char **argv)
 const struct ctl_command ctl_enumerate = {
 	.usage = {.name = "fmhactl enumerate",
 		  .brief = "the kernels that an arch can have (no daemon)",
-		  .synopsis = "--arch ARCH [OPTION...]",
+		  .synopsis = "--arch ARCH | --set FILE [OPTION...]",
 		  .text = "Counts or writes out the kernels that an arch can have.",
 		  .tables = {own_options, ctl_json_option}},
 	.run = enumerate,

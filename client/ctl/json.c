@@ -3,21 +3,21 @@
 
 #include <stdio.h>
 
-double number_of(const cJSON *object, const char *key)
+double ctl_number(const cJSON *object, const char *key)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
 
 	return cJSON_IsNumber(item) ? item->valuedouble : 0;
 }
 
-const char *text_of(const cJSON *object, const char *key)
+const char *ctl_text(const cJSON *object, const char *key)
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
 
 	return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-const char *share_of(const cJSON *object, const char *key, char text[SHARE_BYTES])
+const char *ctl_share(const cJSON *object, const char *key, char text[SHARE_BYTES])
 {
 	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
 

@@ -6,12 +6,12 @@
 #include <cjson/cJSON.h>
 
 /* 0 where @object is NULL or has no number there. */
-double number_of(const cJSON *object, const char *key);
+double ctl_number(const cJSON *object, const char *key);
 /* "" where @object is NULL or has no string there; lives as long as @object. */
-const char *text_of(const cJSON *object, const char *key);
+const char *ctl_text(const cJSON *object, const char *key);
 
 /* "12.3%" of a number like 0.123, or "-" where there is none. */
 #define SHARE_BYTES 16
-const char *share_of(const cJSON *object, const char *key, char text[SHARE_BYTES]);
+const char *ctl_share(const cJSON *object, const char *key, char text[SHARE_BYTES]);
 
 #endif

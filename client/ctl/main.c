@@ -9,10 +9,10 @@
 #include <string.h>
 
 static const struct ctl_command *const commands[] = {
-	&ctl_ping,   &ctl_status,   &ctl_top,       &ctl_metrics, &ctl_trace,
-	&ctl_census, &ctl_doctor,   &ctl_devices,   &ctl_run,     &ctl_verify,
-	&ctl_plan,   &ctl_bench,    &ctl_tune,      &ctl_warm,    &ctl_registry,
-	&ctl_archs,  &ctl_profiles, &ctl_enumerate, &ctl_build,   &ctl_validate,
+	&ctl_ping,      &ctl_status,  &ctl_top,      &ctl_metrics, &ctl_trace, &ctl_census,
+	&ctl_doctor,    &ctl_devices, &ctl_run,      &ctl_verify,  &ctl_plan,  &ctl_bench,
+	&ctl_tune,      &ctl_warm,    &ctl_registry, &ctl_pool,    &ctl_archs, &ctl_profiles,
+	&ctl_enumerate, &ctl_build,   &ctl_validate, &ctl_mask,
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -49,7 +49,7 @@ struct request {
 	bool json, features;
 };
 
-static int parse_option(struct request *request, int option, const char *value)
+static int plan_parse_option(struct request *request, int option, const char *value)
 {
 	int64_t number = 0;
 	int r;
@@ -104,41 +104,46 @@ static void print_stages(const cJSON *plan)
 
 	cJSON_ArrayForEach(stage, cJSON_GetObjectItemCaseSensitive(plan, "stages"))
 	{
-		(void)printf("stage %d    %s\n", i++, text_of(stage, "kernel"));
+		(void)printf("stage %d    %s\n", i++, ctl_text(stage, "kernel"));
 		(void)printf("           %s on %s, workspace %.0f bytes at %.0f\n",
-			     text_of(stage, "pipeline"), text_of(stage, "arch"),
-			     number_of(stage, "workspace_bytes"),
-			     number_of(stage, "workspace_offset"));
+			     ctl_text(stage, "pipeline"), ctl_text(stage, "arch"),
+			     ctl_number(stage, "workspace_bytes"),
+			     ctl_number(stage, "workspace_offset"));
 	}
-	(void)printf("workspace  %.0f bytes", number_of(plan, "workspace_bytes"));
-	if (number_of(plan, "workspace_head_bytes") > 0)
+	(void)printf("workspace  %.0f bytes", ctl_number(plan, "workspace_bytes"));
+	if (ctl_number(plan, "workspace_head_bytes") > 0)
 		(void)printf(", of which the host prepares %.0f",
-			     number_of(plan, "workspace_head_bytes"));
+			     ctl_number(plan, "workspace_head_bytes"));
+	if (ctl_number(plan, "run_workspace_bytes") > 0)
+		(void)printf("; %.0f for these lengths", ctl_number(plan, "run_workspace_bytes"));
 	(void)printf("\nwork       %.6g GFLOP, at least %.6g MB of traffic\n",
-		     number_of(plan, "flops") / 1e9, number_of(plan, "bytes") / 1e6);
-	if (number_of(plan, "n_splits") > 0)
-		(void)printf("splits     %.0f of %.0f keys: %s\n", number_of(plan, "n_splits"),
-			     number_of(plan, "split_size"), text_of(plan, "split_why"));
-	else if (text_of(plan, "split_why")[0])
-		(void)printf("splits     none: %s\n", text_of(plan, "split_why"));
+		     ctl_number(plan, "flops") / 1e9, ctl_number(plan, "bytes") / 1e6);
+	if (ctl_number(plan, "n_splits") > 0)
+		(void)printf("splits     %.0f of %.0f keys: %s\n", ctl_number(plan, "n_splits"),
+			     ctl_number(plan, "split_size"), ctl_text(plan, "split_why"));
+	else if (ctl_number(plan, "dq_split_keys") > 0)
+		(void)printf("splits     %.0f of %.0f keys: %s\n", ctl_number(plan, "dq_splits"),
+			     ctl_number(plan, "dq_split_keys"), ctl_text(plan, "split_why"));
+	else if (ctl_text(plan, "split_why")[0])
+		(void)printf("splits     none: %s\n", ctl_text(plan, "split_why"));
 }
 
 static void print_time(const cJSON *candidate, const char *key, const char *what)
 {
-	if (number_of(candidate, key) > 0)
-		(void)printf("  %s %.2f us", what, number_of(candidate, key));
+	if (ctl_number(candidate, key) > 0)
+		(void)printf("  %s %.2f us", what, ctl_number(candidate, key));
 }
 
 /* What is known and guessed of a candidate's time, and which of it counts. */
 static void print_times(const cJSON *candidate)
 {
-	if (!text_of(candidate, "time_from")[0])
+	if (!ctl_text(candidate, "time_from")[0])
 		return;
-	(void)printf("              by %s:", text_of(candidate, "time_from"));
+	(void)printf("              by %s:", ctl_text(candidate, "time_from"));
 	print_time(candidate, "tuned_us", "measured");
 	print_time(candidate, "nearby_us", "measured nearby");
 	print_time(candidate, "predicted_us", "predicted");
-	(void)printf("  cost %.4g\n", number_of(candidate, "cost"));
+	(void)printf("  cost %.4g\n", ctl_number(candidate, "cost"));
 }
 
 static void print_selection(const cJSON *selection, int64_t n_candidates)
@@ -146,21 +151,21 @@ static void print_selection(const cJSON *selection, int64_t n_candidates)
 	const cJSON *candidate;
 	int64_t n = 0;
 
-	(void)printf("\n%s: %.0f candidates, %.0f rejected\n", text_of(selection, "family"),
-		     number_of(selection, "n_candidates"), number_of(selection, "n_rejected"));
-	if (text_of(selection, "chosen")[0])
-		(void)printf("  chosen by %s: %s\n", text_of(selection, "decided_by"),
-			     text_of(selection, "why"));
+	(void)printf("\n%s: %.0f candidates, %.0f rejected\n", ctl_text(selection, "family"),
+		     ctl_number(selection, "n_candidates"), ctl_number(selection, "n_rejected"));
+	if (ctl_text(selection, "chosen")[0])
+		(void)printf("  chosen by %s: %s\n", ctl_text(selection, "decided_by"),
+			     ctl_text(selection, "why"));
 	else
-		(void)printf("  nothing chosen: %s\n", text_of(selection, "why"));
+		(void)printf("  nothing chosen: %s\n", ctl_text(selection, "why"));
 	cJSON_ArrayForEach(candidate, cJSON_GetObjectItemCaseSensitive(selection, "candidates"))
 	{
-		const char *reason = text_of(candidate, "reason");
+		const char *reason = ctl_text(candidate, "reason");
 
 		if (n++ >= n_candidates)
 			break;
-		(void)printf("  %-11s %s\n", text_of(candidate, "verdict"),
-			     text_of(candidate, "name"));
+		(void)printf("  %-11s %s\n", ctl_text(candidate, "verdict"),
+			     ctl_text(candidate, "name"));
 		print_times(candidate);
 		if (reason[0])
 			(void)printf("              %s\n", reason);
@@ -180,16 +185,16 @@ static int print_plan(const struct request *request, const char *json)
 	}
 	plan = cJSON_GetObjectItemCaseSensitive(root, "plan");
 	problem_describe(&request->recipe.problem, text, sizeof(text));
-	(void)printf("problem    %s: %s\n", text_of(root, "op"), text);
-	(void)printf("device     %s, %.0f units\n", text_of(root, "arch"),
-		     number_of(root, "compute_units"));
+	(void)printf("problem    %s: %s\n", ctl_text(root, "op"), text);
+	(void)printf("device     %s, %.0f units\n", ctl_text(root, "arch"),
+		     ctl_number(root, "compute_units"));
 	if (cJSON_IsObject(plan)) {
 		print_stages(plan);
 	} else {
 		const cJSON *error = cJSON_GetObjectItemCaseSensitive(root, "error");
 
 		(void)printf("no plan    %s\n", cJSON_IsString(error) ? error->valuestring
-								      : text_of(error, "message"));
+								      : ctl_text(error, "message"));
 		r = CTL_FAILED;
 	}
 	cJSON_ArrayForEach(selection, cJSON_GetObjectItemCaseSensitive(root, "selections"))
@@ -224,7 +229,8 @@ static int explain(const struct request *request, char **ret_json)
 						    .compute_units = request->units,
 						    .features = request->features,
 						    .kernels = request->kernels.names,
-						    .n_kernels = request->kernels.n};
+						    .n_kernels = request->kernels.n,
+						    .integers = request->recipe.indices};
 	struct fmha_error err = {0};
 
 	if (!request->arch)
@@ -235,12 +241,12 @@ static int explain(const struct request *request, char **ret_json)
 	return 0;
 }
 
-static int parse(struct request *request, int argc, char **argv)
+static int plan_parse(struct request *request, int argc, char **argv)
 {
 	int option, r;
 
 	while ((option = cli_next(&ctl_plan.usage, argc, argv)) != -1) {
-		r = parse_option(request, option, optarg);
+		r = plan_parse_option(request, option, optarg);
 		if (r != 0)
 			return r;
 	}
@@ -251,7 +257,7 @@ static int parse(struct request *request, int argc, char **argv)
 	return 0;
 }
 
-static int answer(struct request *request)
+static int plan_answer(struct request *request)
 {
 	char *json = NULL;
 	int r = make_problem(request);
@@ -280,7 +286,7 @@ static int with_request(int argc, char **argv, struct request *request,
 	if (verb[0] && problem_parse_op(verb, &op) < 0)
 		return ctl_usage_error("plan: forward, backward, append or merge, not '%s'", verb);
 	recipe_init(&request->recipe, op);
-	r = parse(request, argc, argv);
+	r = plan_parse(request, argc, argv);
 	if (r == 0)
 		r = then(request);
 	recipe_deinit(&request->recipe);
@@ -303,7 +309,7 @@ static int plan(int argc, char **argv)
 {
 	struct request request;
 
-	return with_request(argc, argv, &request, answer);
+	return with_request(argc, argv, &request, plan_answer);
 }
 
 const struct ctl_command ctl_plan = {

@@ -120,7 +120,7 @@ static int do_unload(struct fmha_device *device, const struct request *request)
 	return CTL_OK;
 }
 
-static int parse(struct request *request, int argc, char **argv)
+static int registry_parse(struct request *request, int argc, char **argv)
 {
 	int option, r;
 
@@ -263,7 +263,7 @@ static int run_registry(int argc, char **argv)
 	struct request request = {.target = CTL_TARGET_INIT};
 	struct fmha_client *client;
 	struct fmha_device *device;
-	int r = parse(&request, argc, argv);
+	int r = registry_parse(&request, argc, argv);
 
 	if (r != 0)
 		return r;

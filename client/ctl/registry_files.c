@@ -21,7 +21,7 @@ static cJSON *read_export(const char *path)
 {
 	cJSON *root = ctl_read_json(path);
 
-	if (!root || (!strcmp(text_of(root, "format"), "fmhad-registry") &&
+	if (!root || (!strcmp(ctl_text(root, "format"), "fmhad-registry") &&
 		      cJSON_IsArray(member(root, "kernels"))))
 		return root;
 	(void)fprintf(stderr, "fmhactl: %s: not a registry's export\n", path);
@@ -30,15 +30,15 @@ static cJSON *read_export(const char *path)
 }
 
 /* What both have to share. */
-static bool fits(const cJSON *a, const cJSON *b)
+static bool registry_files_fits(const cJSON *a, const cJSON *b)
 {
 	static const char *const keys[] = {"device", "environment"};
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-		if (!strcmp(text_of(a, keys[i]), text_of(b, keys[i])))
+		if (!strcmp(ctl_text(a, keys[i]), ctl_text(b, keys[i])))
 			continue;
 		(void)fprintf(stderr, "fmhactl: the second file is of another %s: '%s', not '%s'\n",
-			      keys[i], text_of(b, keys[i]), text_of(a, keys[i]));
+			      keys[i], ctl_text(b, keys[i]), ctl_text(a, keys[i]));
 		return false;
 	}
 	return true;
@@ -53,7 +53,7 @@ struct kernels {
 
 static int compare_names(const void *a, const void *b)
 {
-	return strcmp(text_of(*(cJSON *const *)a, "name"), text_of(*(cJSON *const *)b, "name"));
+	return strcmp(ctl_text(*(cJSON *const *)a, "name"), ctl_text(*(cJSON *const *)b, "name"));
 }
 
 static bool kernels_init(struct kernels *kernels, const cJSON *root)
@@ -82,8 +82,8 @@ static cJSON *find_result(const cJSON *kernel, const cJSON *like)
 
 	cJSON_ArrayForEach(result, member(kernel, "tuned"))
 	{
-		if (!strcmp(text_of(result, "shape"), text_of(like, "shape")) &&
-		    number_of(result, "splits") == number_of(like, "splits"))
+		if (!strcmp(ctl_text(result, "shape"), ctl_text(like, "shape")) &&
+		    ctl_number(result, "splits") == ctl_number(like, "splits"))
 			return result;
 	}
 	return NULL;
@@ -102,7 +102,7 @@ static void merge_results(cJSON *into, const cJSON *from, size_t *n_taken)
 	{
 		cJSON *own = find_result(into, result);
 
-		if (own && number_of(result, "when") <= number_of(own, "when"))
+		if (own && ctl_number(result, "when") <= ctl_number(own, "when"))
 			continue;
 		if (own)
 			cJSON_Delete(cJSON_DetachItemViaPointer(tuned, own));
@@ -120,7 +120,7 @@ static void merge_kernel(cJSON *list, cJSON *into, const cJSON *from, size_t *n_
 		return;
 	if (!into) {
 		into = cJSON_CreateObject();
-		cJSON_AddStringToObject(into, "name", text_of(from, "name"));
+		cJSON_AddStringToObject(into, "name", ctl_text(from, "name"));
 		cJSON_AddItemToArray(list, into);
 	}
 	if (priority && !member(into, "priority"))
@@ -162,7 +162,7 @@ static int merge(cJSON *a, const cJSON *b, const char *out)
 	char *text;
 	int r;
 
-	if (!fits(a, b))
+	if (!registry_files_fits(a, b))
 		return CTL_FAILED;
 	if (!kernels_init(&own, a))
 		return ctl_usage_error("out of memory");
@@ -198,35 +198,35 @@ static void say(size_t *n, const char *kernel, const char *what, double a, doubl
 /* "b2h16..., 3 splits". */
 static const char *result_title(const cJSON *result, char *title, size_t n)
 {
-	if (number_of(result, "splits") > 1)
-		(void)snprintf(title, n, "%s, %.0f splits", text_of(result, "shape"),
-			       number_of(result, "splits"));
+	if (ctl_number(result, "splits") > 1)
+		(void)snprintf(title, n, "%s, %.0f splits", ctl_text(result, "shape"),
+			       ctl_number(result, "splits"));
 	else
-		(void)snprintf(title, n, "%s", text_of(result, "shape"));
+		(void)snprintf(title, n, "%s", ctl_text(result, "shape"));
 	return title;
 }
 
 static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
 {
-	const char *name = text_of(a ? a : b, "name");
+	const char *name = ctl_text(a ? a : b, "name");
 	const cJSON *result;
 	char title[256];
 
-	if (number_of(a, "priority") != number_of(b, "priority"))
-		say(n, name, "priority", number_of(a, "priority"), number_of(b, "priority"));
+	if (ctl_number(a, "priority") != ctl_number(b, "priority"))
+		say(n, name, "priority", ctl_number(a, "priority"), ctl_number(b, "priority"));
 	cJSON_ArrayForEach(result, member(a, "tuned"))
 	{
 		const cJSON *other = find_result(b, result);
 
-		if (number_of(other, "us") != number_of(result, "us"))
+		if (ctl_number(other, "us") != ctl_number(result, "us"))
 			say(n, name, result_title(result, title, sizeof(title)),
-			    number_of(result, "us"), number_of(other, "us"));
+			    ctl_number(result, "us"), ctl_number(other, "us"));
 	}
 	cJSON_ArrayForEach(result, member(b, "tuned"))
 	{
 		if (!find_result(a, result))
 			say(n, name, result_title(result, title, sizeof(title)), 0,
-			    number_of(result, "us"));
+			    ctl_number(result, "us"));
 	}
 }
 
@@ -250,10 +250,10 @@ static void compare_sets(const cJSON *a, const cJSON *b, size_t *n)
 	}
 }
 
-static int compare(const cJSON *a, const cJSON *b)
+static int registry_files_compare(const cJSON *a, const cJSON *b)
 {
 	struct kernels first, second;
-	size_t n = !fits(a, b);
+	size_t n = !registry_files_fits(a, b);
 	bool ready = kernels_init(&first, a);
 
 	ready = kernels_init(&second, b) && ready;
@@ -278,7 +278,7 @@ static int with_both(const char *first, const char *second, const char *out, boo
 	int r = CTL_IO;
 
 	if (a && b)
-		r = merges ? merge(a, b, out) : compare(a, b);
+		r = merges ? merge(a, b, out) : registry_files_compare(a, b);
 	cJSON_Delete(a);
 	cJSON_Delete(b);
 	return r;

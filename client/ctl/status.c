@@ -62,7 +62,7 @@ static bool is_table(const cJSON *array)
 }
 
 /* Columns are the first row's keys: the daemon gives all rows of an array the same ones. */
-static void print_table(const cJSON *array, int indent)
+static void status_print_table(const cJSON *array, int indent)
 {
 	const char *names[MAX_COLUMNS];
 	size_t widths[MAX_COLUMNS], n = 0;
@@ -129,7 +129,7 @@ static void print_value(const cJSON *value, int indent)
 		}
 		(void)printf("%*s%s:\n", indent, "", name);
 		if (is_table(item))
-			print_table(item, indent + 2);
+			status_print_table(item, indent + 2);
 		else
 			print_value(item, indent + 2);
 	}
@@ -198,6 +198,8 @@ static int print_devices_json(const struct fmha_device_info *devices, size_t n)
 		cJSON_AddStringToObject(item, "state", devices[i].state);
 		cJSON_AddNumberToObject(item, "compute_units", devices[i].compute_units);
 		cJSON_AddNumberToObject(item, "memory_bytes", (double)devices[i].memory_bytes);
+		if (devices[i].pci[0])
+			cJSON_AddStringToObject(item, "pci", devices[i].pci);
 		cJSON_AddStringToObject(item, "name", devices[i].name);
 		cJSON_AddItemToArray(list, item);
 	}

@@ -115,7 +115,7 @@ static void print_cell(const char *text, size_t width, enum form form, bool last
 }
 
 /* @rows: a list of objects. */
-static void print_table(const cJSON *rows, const struct column *columns)
+static void status_view_print_table(const cJSON *rows, const struct column *columns)
 {
 	size_t widths[24];
 	char text[CELL];
@@ -154,7 +154,7 @@ static cJSON *sessions_of(const cJSON *status)
 		{
 			cJSON *copy = cJSON_Duplicate(session, true);
 
-			cJSON_AddNumberToObject(copy, "device", number_of(device, "device"));
+			cJSON_AddNumberToObject(copy, "device", ctl_number(device, "device"));
 			cJSON_AddItemToArray(list, copy);
 		}
 	}
@@ -169,7 +169,7 @@ static void add_limits(cJSON *list, const cJSON *limits, const char *of, bool al
 	{
 		cJSON *copy;
 
-		if (!all && number_of(limit, "hits") == 0)
+		if (!all && ctl_number(limit, "hits") == 0)
 			continue;
 		copy = cJSON_Duplicate(limit, true);
 		cJSON_AddStringToObject(copy, "limit", limit->string);
@@ -187,7 +187,7 @@ static cJSON *limits_of(const cJSON *status, bool all)
 	add_limits(list, value_at(status, "front.limits"), "front", all);
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
 	{
-		(void)snprintf(of, sizeof(of), "device %.0f", number_of(device, "device"));
+		(void)snprintf(of, sizeof(of), "device %.0f", ctl_number(device, "device"));
 		add_limits(list, value_at(device, "worker.limits"), of, all);
 	}
 	return list;
@@ -200,18 +200,18 @@ static void print_front(const cJSON *status)
 	const struct column size = {"", "cache.bytes", BYTES};
 	char text[CELL];
 
-	(void)printf("fmhad %s: %s, pid %.0f, up %.0f s\n", text_of(status, "version"),
-		     text_of(status, "state"), number_of(front, "pid"),
-		     number_of(front, "uptime_s"));
+	(void)printf("fmhad %s: %s, pid %.0f, up %.0f s\n", ctl_text(status, "version"),
+		     ctl_text(status, "state"), ctl_number(front, "pid"),
+		     ctl_number(front, "uptime_s"));
 	(void)printf("connections: %.0f open, %.0f accepted, %.0f refused\n",
-		     number_of(front, "connections"), number_of(front, "accepted"),
-		     number_of(front, "refused"));
+		     ctl_number(front, "connections"), ctl_number(front, "accepted"),
+		     ctl_number(front, "refused"));
 	(void)printf("compiles: %.0f built, %.0f from the cache (%.0f entries, %s), %.0f failed, "
 		     "%.0f running, %.0f queued\n",
-		     number_of(compile, "built"), number_of(compile, "hits"),
-		     number_of(value_at(compile, "cache"), "entries"), cell(compile, &size, text),
-		     number_of(compile, "failed"), number_of(compile, "running"),
-		     number_of(compile, "queued"));
+		     ctl_number(compile, "built"), ctl_number(compile, "hits"),
+		     ctl_number(value_at(compile, "cache"), "entries"), cell(compile, &size, text),
+		     ctl_number(compile, "failed"), ctl_number(compile, "running"),
+		     ctl_number(compile, "queued"));
 }
 
 static void print_quarantined(const cJSON *device)
@@ -221,10 +221,11 @@ static void print_quarantined(const cJSON *device)
 	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(device, "quarantined"))
 	{
 		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
-		const char *kernel = text_of(item, "kernel");
+		const char *kernel = ctl_text(item, "kernel");
 
-		(void)printf("device %.0f: quarantined for %.0f s: %s", number_of(device, "device"),
-			     number_of(item, "remaining_s"), *kernel ? kernel : "opening it");
+		(void)printf("device %.0f: quarantined for %.0f s: %s",
+			     ctl_number(device, "device"), ctl_number(item, "remaining_s"),
+			     *kernel ? kernel : "opening it");
 		if (uid)
 			(void)printf(", for uid %.0f", uid->valuedouble);
 		(void)putchar('\n');
@@ -236,19 +237,20 @@ static void print_faults(const cJSON *status)
 {
 	const cJSON *cache = value_at(status, "front.compile.cache"), *device;
 
-	if (*text_of(cache, "reason"))
-		(void)printf("cache: %s: %s\n", text_of(cache, "state"), text_of(cache, "reason"));
+	if (*ctl_text(cache, "reason"))
+		(void)printf("cache: %s: %s\n", ctl_text(cache, "state"),
+			     ctl_text(cache, "reason"));
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
 	{
 		const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
-		double index = number_of(device, "device");
+		double index = ctl_number(device, "device");
 
-		if (*text_of(device, "last_death"))
+		if (*ctl_text(device, "last_death"))
 			(void)printf("device %.0f: last death: %s\n", index,
-				     text_of(device, "last_death"));
-		if (*text_of(tuned, "reason"))
+				     ctl_text(device, "last_death"));
+		if (*ctl_text(tuned, "reason"))
 			(void)printf("device %.0f: measured times: %s: %s\n", index,
-				     text_of(tuned, "state"), text_of(tuned, "reason"));
+				     ctl_text(tuned, "state"), ctl_text(tuned, "reason"));
 		print_quarantined(device);
 	}
 }
@@ -260,14 +262,15 @@ void status_view(const cJSON *status, bool all_limits)
 	print_front(status);
 	print_faults(status);
 	(void)printf("\ndevices\n");
-	print_table(cJSON_GetObjectItemCaseSensitive(status, "devices"), device_columns);
+	status_view_print_table(cJSON_GetObjectItemCaseSensitive(status, "devices"),
+				device_columns);
 	if (cJSON_GetArraySize(sessions) > 0) {
 		(void)printf("\nsessions\n");
-		print_table(sessions, session_columns);
+		status_view_print_table(sessions, session_columns);
 	}
 	if (cJSON_GetArraySize(limits) > 0) {
 		(void)printf("\nlimits\n");
-		print_table(limits, limit_columns);
+		status_view_print_table(limits, limit_columns);
 	}
 	cJSON_Delete(sessions);
 	cJSON_Delete(limits);

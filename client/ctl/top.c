@@ -36,7 +36,7 @@ static const cJSON *element(const cJSON *array, const char *key, double value)
 
 	cJSON_ArrayForEach(item, array)
 	{
-		if (number_of(item, key) == value)
+		if (ctl_number(item, key) == value)
 			return item;
 	}
 	return NULL;
@@ -45,7 +45,7 @@ static const cJSON *element(const cJSON *array, const char *key, double value)
 /* What a counter has grown by; one that began anew counts from 0. */
 static double growth(const cJSON *now, const cJSON *before, const char *key)
 {
-	double value = number_of(now, key), last = number_of(before, key);
+	double value = ctl_number(now, key), last = ctl_number(before, key);
 
 	return value >= last ? value - last : value;
 }
@@ -57,7 +57,7 @@ struct rates {
 /* Runs that go on count as far as they have come; when they end, kernel_ns takes over. */
 static void add_running(struct rates *rates, const cJSON *now, const cJSON *before)
 {
-	rates->busy_ns += number_of(now, "running_ns") - number_of(before, "running_ns");
+	rates->busy_ns += ctl_number(now, "running_ns") - ctl_number(before, "running_ns");
 	if (rates->busy_ns < 0)
 		rates->busy_ns = 0;
 }
@@ -106,13 +106,13 @@ static cJSON *add_device(cJSON *list, const cJSON *device, const cJSON *before, 
 	struct rates rates = device_rates(worker, old);
 	cJSON *item = cJSON_CreateObject();
 
-	cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
-	cJSON_AddStringToObject(item, "name", text_of(device, "name"));
-	cJSON_AddStringToObject(item, "state", text_of(device, "state"));
+	cJSON_AddNumberToObject(item, "device", ctl_number(device, "device"));
+	cJSON_AddStringToObject(item, "name", ctl_text(device, "name"));
+	cJSON_AddStringToObject(item, "state", ctl_text(device, "state"));
 	add_rates(item, &rates, seconds);
 	cJSON_AddNumberToObject(
 		item, "queue",
-		number_of(cJSON_GetObjectItemCaseSensitive(worker, "runs"), "pending"));
+		ctl_number(cJSON_GetObjectItemCaseSensitive(worker, "runs"), "pending"));
 	cJSON_AddItemToArray(list, item);
 	return item;
 }
@@ -125,23 +125,23 @@ static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, 
 
 	cJSON_ArrayForEach(session, cJSON_GetObjectItemCaseSensitive(worker, "sessions"))
 	{
-		const cJSON *same = element(old, "session", number_of(session, "session"));
+		const cJSON *same = element(old, "session", ctl_number(session, "session"));
 		cJSON *item = cJSON_CreateObject();
 		struct rates rates = {0};
 
 		add_growth(&rates, session, same);
 		add_running(&rates, session, same);
 
-		cJSON_AddNumberToObject(item, "pid", number_of(session, "pid"));
-		cJSON_AddNumberToObject(item, "uid", number_of(session, "uid"));
-		cJSON_AddNumberToObject(item, "device", number_of(device, "device"));
-		cJSON_AddStringToObject(item, "client", text_of(session, "client"));
-		cJSON_AddStringToObject(item, "shape", text_of(session, "shape"));
+		cJSON_AddNumberToObject(item, "pid", ctl_number(session, "pid"));
+		cJSON_AddNumberToObject(item, "uid", ctl_number(session, "uid"));
+		cJSON_AddNumberToObject(item, "device", ctl_number(device, "device"));
+		cJSON_AddStringToObject(item, "client", ctl_text(session, "client"));
+		cJSON_AddStringToObject(item, "shape", ctl_text(session, "shape"));
 		add_rates(item, &rates, seconds);
-		cJSON_AddNumberToObject(item, "waiting", number_of(session, "waiting"));
-		cJSON_AddNumberToObject(item, "running", number_of(session, "running"));
-		cJSON_AddNumberToObject(item, "plans", number_of(session, "plans"));
-		cJSON_AddNumberToObject(item, "memory_bytes", number_of(session, "memory_bytes"));
+		cJSON_AddNumberToObject(item, "waiting", ctl_number(session, "waiting"));
+		cJSON_AddNumberToObject(item, "running", ctl_number(session, "running"));
+		cJSON_AddNumberToObject(item, "plans", ctl_number(session, "plans"));
+		cJSON_AddNumberToObject(item, "memory_bytes", ctl_number(session, "memory_bytes"));
 		cJSON_AddItemToArray(list, item);
 	}
 }
@@ -156,10 +156,10 @@ static cJSON *difference(const struct sample *now, const struct sample *before)
 	cJSON *device_list = cJSON_AddArrayToObject(screen, "devices");
 	cJSON *session_list = cJSON_AddArrayToObject(screen, "sessions");
 
-	cJSON_AddStringToObject(screen, "state", text_of(now->status, "state"));
+	cJSON_AddStringToObject(screen, "state", ctl_text(now->status, "state"));
 	cJSON_ArrayForEach(device, devices)
 	{
-		const cJSON *same = element(old, "device", number_of(device, "device"));
+		const cJSON *same = element(old, "device", ctl_number(device, "device"));
 
 		(void)add_device(device_list, device, same, seconds);
 		add_sessions(session_list, device, same, seconds);
@@ -170,7 +170,7 @@ static cJSON *difference(const struct sample *now, const struct sample *before)
 static int compare_sessions(const void *a, const void *b)
 {
 	const cJSON *x = *(const cJSON *const *)a, *y = *(const cJSON *const *)b;
-	double left = number_of(x, "device_time"), right = number_of(y, "device_time");
+	double left = ctl_number(x, "device_time"), right = ctl_number(y, "device_time");
 
 	return (left < right) - (left > right);
 }
@@ -192,13 +192,13 @@ static void print_sessions(const cJSON *list)
 		(void)printf(
 			"%8.0f %8.0f %6.0f %10.1f %9.3f %9.2f %4.0f%% %5.0f %5.0f %9.1f  %-16s "
 			"%s\n",
-			number_of(sorted[i], "pid"), number_of(sorted[i], "uid"),
-			number_of(sorted[i], "device"), number_of(sorted[i], "runs_per_s"),
-			number_of(sorted[i], "tflops_per_s"), number_of(sorted[i], "gb_per_s"),
-			100 * number_of(sorted[i], "device_time"), number_of(sorted[i], "waiting"),
-			number_of(sorted[i], "running"),
-			number_of(sorted[i], "memory_bytes") / 1048576,
-			text_of(sorted[i], "client"), text_of(sorted[i], "shape"));
+			ctl_number(sorted[i], "pid"), ctl_number(sorted[i], "uid"),
+			ctl_number(sorted[i], "device"), ctl_number(sorted[i], "runs_per_s"),
+			ctl_number(sorted[i], "tflops_per_s"), ctl_number(sorted[i], "gb_per_s"),
+			100 * ctl_number(sorted[i], "device_time"),
+			ctl_number(sorted[i], "waiting"), ctl_number(sorted[i], "running"),
+			ctl_number(sorted[i], "memory_bytes") / 1048576,
+			ctl_text(sorted[i], "client"), ctl_text(sorted[i], "shape"));
 	free(sorted);
 }
 
@@ -210,18 +210,19 @@ static void print_screen(const cJSON *screen, bool redraw)
 	time_t clock = time(NULL);
 
 	(void)strftime(now, sizeof(now), "%H:%M:%S", localtime_r(&clock, &local));
-	(void)printf("%sfmhad %s, %s\n\n", redraw ? "\033[H\033[J" : "", text_of(screen, "state"),
+	(void)printf("%sfmhad %s, %s\n\n", redraw ? "\033[H\033[J" : "", ctl_text(screen, "state"),
 		     now);
 	(void)printf("%6s %-10s %10s %9s %9s %7s %7s %6s  %s\n", "device", "state", "runs/s",
 		     "TFLOP/s", "GB/s", "busy", "of roof", "queue", "name");
 	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))
 	{
 		(void)printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %7s %6.0f  %s\n",
-			     number_of(device, "device"), text_of(device, "state"),
-			     number_of(device, "runs_per_s"), number_of(device, "tflops_per_s"),
-			     number_of(device, "gb_per_s"), 100 * number_of(device, "device_time"),
-			     share_of(device, "of_roof", share), number_of(device, "queue"),
-			     text_of(device, "name"));
+			     ctl_number(device, "device"), ctl_text(device, "state"),
+			     ctl_number(device, "runs_per_s"), ctl_number(device, "tflops_per_s"),
+			     ctl_number(device, "gb_per_s"),
+			     100 * ctl_number(device, "device_time"),
+			     ctl_share(device, "of_roof", share), ctl_number(device, "queue"),
+			     ctl_text(device, "name"));
 	}
 	print_sessions(cJSON_GetObjectItemCaseSensitive(screen, "sessions"));
 	(void)fflush(stdout);
@@ -276,7 +277,7 @@ static int watch(const struct top *top, struct fmha_client *client)
 	return r;
 }
 
-static int parse(struct top *top, int argc, char **argv)
+static int top_parse(struct top *top, int argc, char **argv)
 {
 	int option, r = 0;
 
@@ -307,7 +308,7 @@ static int run_top(int argc, char **argv)
 {
 	struct top top = {.target = CTL_TARGET_INIT, .interval_s = 1};
 	struct fmha_client *client;
-	int r = parse(&top, argc, argv);
+	int r = top_parse(&top, argc, argv);
 
 	if (r != 0)
 		return r;

@@ -37,19 +37,20 @@ static void write_span(struct tracer *tracer, uint32_t device, const cJSON *even
 	(void)fprintf(tracer->out,
 		      "%s\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%u,\"tid\":%.0f,\"ts\":%.3f,"
 		      "\"dur\":%.3f,\"args\":{\"kernel\":\"%s\",\"client_pid\":%.0f,\"uid\":%.0f}}",
-		      tracer->n_events++ ? "," : "", name, device, number_of(event, "session"),
-		      start / 1e3, (end > start ? end - start : 0) / 1e3, text_of(event, "kernel"),
-		      number_of(event, "pid"), number_of(event, "uid"));
+		      tracer->n_events++ ? "," : "", name, device, ctl_number(event, "session"),
+		      start / 1e3, (end > start ? end - start : 0) / 1e3, ctl_text(event, "kernel"),
+		      ctl_number(event, "pid"), ctl_number(event, "uid"));
 }
 
 static void write_event(struct tracer *tracer, uint32_t device, const cJSON *event)
 {
 	const cJSON *stages = cJSON_GetObjectItemCaseSensitive(event, "stages");
 	int n_stages = cJSON_GetArraySize(stages);
-	double arrived = number_of(event, "arrived_ns"), answered = number_of(event, "answered_ns");
-	double started = number_of(event, "started_ns"), ended = number_of(event, "ended_ns");
+	double arrived = ctl_number(event, "arrived_ns"),
+	       answered = ctl_number(event, "answered_ns");
+	double started = ctl_number(event, "started_ns"), ended = ctl_number(event, "ended_ns");
 
-	if (!strcmp(text_of(event, "kind"), "build")) {
+	if (!strcmp(ctl_text(event, "kind"), "build")) {
 		write_span(tracer, device, event, "compile", arrived, answered);
 		return;
 	}
@@ -60,15 +61,15 @@ static void write_event(struct tracer *tracer, uint32_t device, const cJSON *eve
 		const cJSON *stage = cJSON_GetArrayItem(stages, i);
 		const cJSON *next = cJSON_GetArrayItem(stages, i + 1);
 
-		write_span(tracer, device, event, text_of(stage, "family"),
-			   number_of(stage, "started_ns"),
-			   next ? number_of(next, "started_ns") : ended);
+		write_span(tracer, device, event, ctl_text(stage, "family"),
+			   ctl_number(stage, "started_ns"),
+			   next ? ctl_number(next, "started_ns") : ended);
 	}
 	write_span(tracer, device, event, "answer", ended, answered);
 }
 
 /* @keep: false: only so that the worker begins to record */
-static int look(struct tracer *tracer, bool keep)
+static int trace_look(struct tracer *tracer, bool keep)
 {
 	for (size_t i = 0; i < tracer->n_devices; i++) {
 		struct fmha_error err = {0};
@@ -80,7 +81,7 @@ static int look(struct tracer *tracer, bool keep)
 			return ctl_error(&err);
 		root = cJSON_Parse(json);
 		free(json);
-		tracer->n_lost += (uint64_t)number_of(root, "lost");
+		tracer->n_lost += (uint64_t)ctl_number(root, "lost");
 		cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(root, "events"))
 		{
 			if (keep)
@@ -117,7 +118,7 @@ static int watch(struct tracer *tracer)
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
 	int64_t end_ns = ctl_now_ns() + (int64_t)(tracer->seconds * 1e9);
-	int r = look(tracer, false);
+	int r = trace_look(tracer, false);
 
 	tracer->out = r == CTL_OK ? fopen(tracer->path, "we") : NULL;
 	if (r == CTL_OK && !tracer->out) {
@@ -129,7 +130,7 @@ static int watch(struct tracer *tracer)
 	(void)fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", tracer->out);
 	while (r == CTL_OK && ctl_now_ns() < end_ns) {
 		(void)nanosleep(&pause, NULL);
-		r = look(tracer, true);
+		r = trace_look(tracer, true);
 	}
 	(void)fputs("\n]}\n", tracer->out);
 	if (fclose(tracer->out) != 0 && r == CTL_OK) {
@@ -143,7 +144,7 @@ static int watch(struct tracer *tracer)
 	return r;
 }
 
-static int parse(struct tracer *tracer, int argc, char **argv)
+static int trace_parse(struct tracer *tracer, int argc, char **argv)
 {
 	int option, r = 0;
 
@@ -167,7 +168,7 @@ static int run_trace(int argc, char **argv)
 {
 	struct tracer tracer = {.target = CTL_TARGET_INIT, .seconds = 5, .path = "trace.json"};
 	struct fmha_client *client;
-	int r = parse(&tracer, argc, argv);
+	int r = trace_parse(&tracer, argc, argv);
 
 	if (r == 0)
 		r = ctl_connect(&tracer.target, &client);

@@ -196,7 +196,7 @@ static int tune_tier(struct tuning *tuning)
 
 /* ---- the command ---- */
 
-static int parse_option(struct request *request, int option, const char *value)
+static int tune_parse_option(struct request *request, int option, const char *value)
 {
 	if (problem_is_option(option) || recipe_is_option(option))
 		request->shaped = true;
@@ -231,12 +231,12 @@ static int parse_option(struct request *request, int option, const char *value)
 	}
 }
 
-static int parse(struct request *request, int argc, char **argv)
+static int tune_parse(struct request *request, int argc, char **argv)
 {
 	int option, r;
 
 	while ((option = cli_next(&ctl_tune.usage, argc, argv)) != -1) {
-		r = parse_option(request, option, optarg);
+		r = tune_parse_option(request, option, optarg);
 		if (r != 0)
 			return r;
 	}
@@ -337,7 +337,7 @@ static int tune(int argc, char **argv)
 		return ctl_usage_error("tune: forward, backward, append or merge, not '%s'", verb);
 	recipe_init(&request.recipe, op);
 	request.shaped = verb[0];
-	r = parse(&request, argc, argv);
+	r = tune_parse(&request, argc, argv);
 	if (r == 0)
 		r = tune_all(&request);
 	recipe_deinit(&request.recipe);

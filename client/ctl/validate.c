@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/row.h>
 #include <specs/validate.h>
 

@@ -7,7 +7,6 @@
 #include "warm.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,31 +37,6 @@ static const struct cli_option own_options[] = {
 	{"arch", OPTION_ARCH, "ARCH",
 	 "print which kernels `fmhactl build --arch ARCH --kernel ...` is to compile, no daemon"},
 	CLI_END};
-
-int warm_add(struct warm_list *list, const char *format, ...)
-{
-	va_list arguments;
-	int n;
-
-	if (list->n == WARM_MOST)
-		return ctl_usage_error("warm: more than %d problems", WARM_MOST);
-	if (list->n == list->capacity) {
-		size_t capacity = list->capacity ? 2 * list->capacity : 64;
-		void *lines = realloc(list->lines, capacity * WARM_LINE);
-
-		if (!lines)
-			return ctl_usage_error("warm: out of memory");
-		list->lines = lines;
-		list->capacity = capacity;
-	}
-	va_start(arguments, format);
-	n = vsnprintf(list->lines[list->n], WARM_LINE, format, arguments);
-	va_end(arguments);
-	if (n >= WARM_LINE)
-		return ctl_usage_error("warm: a line of more than %d characters", WARM_LINE - 1);
-	list->n++;
-	return 0;
-}
 
 static int add_file(struct warm_list *list, const char *path)
 {
@@ -306,7 +280,7 @@ static int by_arch(const struct request *request, struct fmha_problem *problems)
 
 /* ---- the command ---- */
 
-static int parse(struct request *request, int argc, char **argv)
+static int warm_parse(struct request *request, int argc, char **argv)
 {
 	int option, r = 0;
 
@@ -362,7 +336,7 @@ static int run_request(const struct request *request)
 static int warm(int argc, char **argv)
 {
 	struct request request = {.target = CTL_TARGET_INIT};
-	int r = parse(&request, argc, argv);
+	int r = warm_parse(&request, argc, argv);
 
 	if (r == 0)
 		r = run_request(&request);

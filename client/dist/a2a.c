@@ -125,11 +125,6 @@ static int to_rows(struct fmha_dist_plan *plan, struct dealt *d, struct dense to
 	return r;
 }
 
-static int keep(int first, int r)
-{
-	return first ? first : r;
-}
-
 static int deal_init(struct fmha_dist_plan *plan, bool backward, struct dealt *d,
 		     struct fmha_error *err)
 {
@@ -143,8 +138,8 @@ static int deal_init(struct fmha_dist_plan *plan, bool backward, struct dealt *d
 	int r = 0;
 
 	for (int i = 0; i < (backward ? N_TENSORS : D_O); i++)
-		r = keep(r, dealt_init(plan, &d[i], of[i].heads, of[i].hdim,
-				       i == LSE ? sizeof(float) : plan->element, err));
+		r = dist_first(r, dealt_init(plan, &d[i], of[i].heads, of[i].hdim,
+					     i == LSE ? sizeof(float) : plan->element, err));
 	return r;
 }
 
@@ -177,32 +172,32 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct dealt *d, 
 }
 
 /* @lse: of this rank's heads, all rows; @mine: of its rows, all heads, as a dense tensor. */
-static int run(struct fmha_dist_plan *plan, bool backward, struct call *call, struct dealt *d,
-	       float *lse, float *mine, float *sum, struct fmha_error *err)
+static int a2a_run(struct fmha_dist_plan *plan, bool backward, struct call *call, struct dealt *d,
+		   float *lse, float *mine, float *sum, struct fmha_error *err)
 {
 	struct dense dense_lse = dist_dense(mine, call->lse_rows, call->lse_heads, 1);
 	int32_t heads = d[LSE].heads;
 	int r = to_heads(plan, &d[Q], call->q, err);
 
-	r = keep(r, to_heads(plan, &d[K], call->k, r ? NULL : err));
-	r = keep(r, to_heads(plan, &d[V], call->v, r ? NULL : err));
+	r = dist_first(r, to_heads(plan, &d[K], call->k, r ? NULL : err));
+	r = dist_first(r, to_heads(plan, &d[V], call->v, r ? NULL : err));
 	if (backward) {
 		turn_lse(plan, call->lse, mine, call->lse_heads, call->lse_rows, true);
-		r = keep(r, to_heads(plan, &d[O], call->o, r ? NULL : err));
-		r = keep(r, to_heads(plan, &d[LSE], dense_lse, r ? NULL : err));
-		r = keep(r, to_heads(plan, &d[D_O], call->d_o, r ? NULL : err));
+		r = dist_first(r, to_heads(plan, &d[O], call->o, r ? NULL : err));
+		r = dist_first(r, to_heads(plan, &d[LSE], dense_lse, r ? NULL : err));
+		r = dist_first(r, to_heads(plan, &d[D_O], call->d_o, r ? NULL : err));
 		turn_lse(plan, lse, (float *)d[LSE].whole, heads, plan->p.seqlen, false);
 	}
 	if (r == 0)
 		r = compute(plan, backward, d, lse, err);
 	if (backward) {
-		r = keep(r, to_rows(plan, &d[DQ], call->dq, sum, r ? NULL : err));
-		r = keep(r, to_rows(plan, &d[DK], call->dk, sum, r ? NULL : err));
-		return keep(r, to_rows(plan, &d[DV], call->dv, sum, r ? NULL : err));
+		r = dist_first(r, to_rows(plan, &d[DQ], call->dq, sum, r ? NULL : err));
+		r = dist_first(r, to_rows(plan, &d[DK], call->dk, sum, r ? NULL : err));
+		return dist_first(r, to_rows(plan, &d[DV], call->dv, sum, r ? NULL : err));
 	}
 	turn_lse(plan, lse, (float *)d[LSE].whole, heads, plan->p.seqlen, true);
-	r = keep(r, to_rows(plan, &d[O], call->o, sum, r ? NULL : err));
-	r = keep(r, to_rows(plan, &d[LSE], dense_lse, sum, r ? NULL : err));
+	r = dist_first(r, to_rows(plan, &d[O], call->o, sum, r ? NULL : err));
+	r = dist_first(r, to_rows(plan, &d[LSE], dense_lse, sum, r ? NULL : err));
 	turn_lse(plan, call->lse, mine, call->lse_heads, call->lse_rows, false);
 	return r;
 }
@@ -217,11 +212,11 @@ int dist_a2a(struct fmha_dist_plan *plan, bool backward, struct call *call, stru
 	float *sum = dist_alloc(err, 2 * (size_t)hdim, sizeof(float));
 	int r = lse && mine && sum ? 0 : FMHA_ENOMEM;
 
-	r = keep(r, deal_init(plan, backward, d, err));
+	r = dist_first(r, deal_init(plan, backward, d, err));
 	r = dist_agree(plan, r, err);
 	if (r == 0 && lse && mine &&
 	    sum) /* they are: for readers that do not see into dist_agree() */
-		r = run(plan, backward, call, d, lse, mine, sum, err);
+		r = a2a_run(plan, backward, call, d, lse, mine, sum, err);
 	for (int i = 0; i < N_TENSORS; i++) {
 		free(d[i].whole);
 		free(d[i].blocks);

@@ -146,17 +146,12 @@ static int give(struct fmha_dist_plan *plan, struct side *s, int32_t heads, stru
 	return dist_add_up(plan, s->sums, to, err);
 }
 
-static int keep(int first, int r)
-{
-	return first ? first : r;
-}
-
 static int chunk_send(struct fmha_dist_plan *plan, struct gathering *g, const struct call *call,
 		      int32_t i, struct fmha_error *err)
 {
 	int r = send(plan, &g->k, call->k, i * g->heads, g->heads, i % 2, err);
 
-	return keep(r, send(plan, &g->v, call->v, i * g->heads, g->heads, i % 2, err));
+	return dist_first(r, send(plan, &g->v, call->v, i * g->heads, g->heads, i % 2, err));
 }
 
 static int side_wait(struct fmha_dist_plan *plan, struct side *s, int32_t heads, int slot,
@@ -168,8 +163,8 @@ static int side_wait(struct fmha_dist_plan *plan, struct side *s, int32_t heads,
 	return r;
 }
 
-static int run(struct fmha_dist_plan *plan, bool backward, struct gathering *g, struct call *call,
-	       float *row, struct fmha_error *err)
+static int all_gather_run(struct fmha_dist_plan *plan, bool backward, struct gathering *g,
+			  struct call *call, float *row, struct fmha_error *err)
 {
 	int r = chunk_send(plan, g, call, 0, err);
 
@@ -177,10 +172,10 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct gathering *g, 
 	for (int32_t i = 0; i < plan->chunks; i++) {
 		struct call chunk;
 
-		r = keep(r, side_wait(plan, &g->k, g->heads, i % 2, r ? NULL : err));
-		r = keep(r, side_wait(plan, &g->v, g->heads, i % 2, r ? NULL : err));
+		r = dist_first(r, side_wait(plan, &g->k, g->heads, i % 2, r ? NULL : err));
+		r = dist_first(r, side_wait(plan, &g->v, g->heads, i % 2, r ? NULL : err));
 		if (i + 1 < plan->chunks)
-			r = keep(r, chunk_send(plan, g, call, i + 1, r ? NULL : err));
+			r = dist_first(r, chunk_send(plan, g, call, i + 1, r ? NULL : err));
 		chunk = chunk_of(plan, g, call, i);
 		if (r == 0)
 			r = compute(plan, backward, g, &chunk, row, err);
@@ -188,8 +183,8 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct gathering *g, 
 			struct dense dk = dist_heads(plan, call->dk, i * g->heads, g->heads);
 			struct dense dv = dist_heads(plan, call->dv, i * g->heads, g->heads);
 
-			r = keep(r, give(plan, &g->k, g->heads, dk, r ? NULL : err));
-			r = keep(r, give(plan, &g->v, g->heads, dv, r ? NULL : err));
+			r = dist_first(r, give(plan, &g->k, g->heads, dk, r ? NULL : err));
+			r = dist_first(r, give(plan, &g->v, g->heads, dv, r ? NULL : err));
 		}
 	}
 	return r;
@@ -203,11 +198,11 @@ int dist_all_gather(struct fmha_dist_plan *plan, bool backward, struct call *cal
 	float *row = dist_alloc(err, (size_t)g.heads * (size_t)hdim, sizeof(float));
 	int r = row ? 0 : FMHA_ENOMEM;
 
-	r = keep(r, side_init(plan, &g.k, g.heads, plan->p.hdim_q, backward, err));
-	r = keep(r, side_init(plan, &g.v, g.heads, plan->p.hdim_v, backward, err));
+	r = dist_first(r, side_init(plan, &g.k, g.heads, plan->p.hdim_q, backward, err));
+	r = dist_first(r, side_init(plan, &g.v, g.heads, plan->p.hdim_v, backward, err));
 	r = dist_agree(plan, r, err);
 	if (r == 0 && row) /* it is: for readers that do not see into dist_agree() */
-		r = run(plan, backward, &g, call, row, err);
+		r = all_gather_run(plan, backward, &g, call, row, err);
 	side_deinit(&g.k);
 	side_deinit(&g.v);
 	free(row);

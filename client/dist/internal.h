@@ -44,7 +44,7 @@ struct dense {
 	int64_t row_stride;        /* elements: of all heads */
 };
 
-/* What one call computes on; absent: data NULL. LSE [batch, all heads, all rows] from its own first head. */
+/* The tensors of one call; absent: data NULL. LSE [batch, all heads, all rows] from its own first head. */
 struct call {
 	struct dense q, k, v, o, d_o, dq, dk, dv;
 	float *lse;
@@ -54,6 +54,11 @@ struct call {
 int dist_fail(struct fmha_error *err, int code, const char *field, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 int dist_mpi(struct fmha_error *err, int code);
+/* The first thing that went wrong. */
+static inline int dist_first(int first, int r)
+{
+	return first ? first : r;
+}
 
 /* Zeros; NULL and an error when there is no memory. */
 void *dist_alloc(struct fmha_error *err, size_t n, size_t size);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* plan.c: what a problem may be, who has which rows, and the two calls. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,41 +8,6 @@
 #include "internal.h"
 
 #define MOST_CHUNKS 4
-
-int dist_fail(struct fmha_error *err, int code, const char *field, const char *format, ...)
-{
-	va_list arguments;
-
-	if (!err)
-		return code;
-	err->code = code;
-	(void)snprintf(err->field, sizeof(err->field), "%s", field);
-	va_start(arguments, format);
-	(void)vsnprintf(err->msg, sizeof(err->msg), format, arguments);
-	va_end(arguments);
-	return code;
-}
-
-int dist_mpi(struct fmha_error *err, int code)
-{
-	char said[MPI_MAX_ERROR_STRING] = "";
-	int n = 0;
-
-	if (code == MPI_SUCCESS)
-		return 0;
-	(void)MPI_Error_string(code, said, &n);
-	return dist_fail(err, FMHA_EIO, "", "MPI: %.200s", said);
-}
-
-void *dist_alloc(struct fmha_error *err, size_t n, size_t size)
-{
-	void *found = calloc(n ? n : 1, size);
-
-	if (!found)
-		(void)dist_fail(err, FMHA_ENOMEM, "", "%zu elements of %zu bytes: out of memory", n,
-				size);
-	return found;
-}
 
 void fmha_dist_problem_init(struct fmha_dist_problem *problem)
 {
@@ -238,24 +202,8 @@ int fmha_dist_rows(const struct fmha_dist_plan *plan, struct fmha_dist_interval 
 	return s->n;
 }
 
-int dist_agree(struct fmha_dist_plan *plan, int r, struct fmha_error *err)
-{
-	struct {
-		int code, rank;
-	} mine = {r, plan->rank}, worst;
-	int said = dist_mpi(r ? NULL : err,
-			    MPI_Allreduce(&mine, &worst, 1, MPI_2INT, MPI_MINLOC, plan->comm));
-
-	if (r || said)
-		return r ? r : said;
-	if (worst.code)
-		return dist_fail(err, FMHA_ECANCELED, "", "rank %d failed: %s", worst.rank,
-				 fmha_error_sentence(worst.code));
-	return 0;
-}
-
-static int run(struct fmha_dist_plan *plan, bool backward, struct call *call,
-	       struct fmha_error *err)
+static int plan_run(struct fmha_dist_plan *plan, bool backward, struct call *call,
+		    struct fmha_error *err)
 {
 	int (*const schedules[])(struct fmha_dist_plan *, bool, struct call *,
 				 struct fmha_error *) = {dist_all_gather, dist_a2a, dist_ring};
@@ -286,7 +234,7 @@ int fmha_dist_forward(struct fmha_dist_plan *plan, const void *q, const void *k,
 	if (!plan || !q || !k || !v || !o || !lse)
 		return dist_fail(err, FMHA_EINVAL, "", "plan, q, k, v, o and lse are needed");
 	call = call_of(plan, q, k, v, o, lse);
-	return run(plan, false, &call, err);
+	return plan_run(plan, false, &call, err);
 }
 
 int fmha_dist_backward(struct fmha_dist_plan *plan, const void *q, const void *k, const void *v,
@@ -302,5 +250,5 @@ int fmha_dist_backward(struct fmha_dist_plan *plan, const void *q, const void *k
 	call.dq = dist_dense(dq, call.q.rows, call.q.heads, call.q.hdim);
 	call.dk = dist_dense(dk, call.k.rows, call.k.heads, call.k.hdim);
 	call.dv = dist_dense(dv, call.v.rows, call.v.heads, call.v.hdim);
-	return run(plan, true, &call, err);
+	return plan_run(plan, true, &call, err);
 }

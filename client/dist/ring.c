@@ -23,11 +23,6 @@ struct ring {
 	int n_requests;
 };
 
-static int keep(int first, int r)
-{
-	return first ? first : r;
-}
-
 static int ring_init(struct fmha_dist_plan *plan, struct ring *g, const struct call *call,
 		     bool backward, struct fmha_error *err)
 {
@@ -80,8 +75,8 @@ static int pass(struct fmha_dist_plan *plan, void *from, void *to, size_t bytes,
 	int r = dist_mpi(
 		err, MPI_Irecv(to, (int)bytes, MPI_BYTE, before, tag, plan->comm, &requests[0]));
 
-	return keep(r, dist_mpi(err, MPI_Isend(from, (int)bytes, MPI_BYTE, next, tag, plan->comm,
-					       &requests[1])));
+	return dist_first(r, dist_mpi(err, MPI_Isend(from, (int)bytes, MPI_BYTE, next, tag,
+						     plan->comm, &requests[1])));
 }
 
 static int wait_for(MPI_Request requests[2], struct fmha_error *err)
@@ -189,8 +184,8 @@ static int compute(struct fmha_dist_plan *plan, bool backward, struct ring *g, s
 	return 0;
 }
 
-static int run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struct call *call,
-	       struct fmha_error *err)
+static int ring_run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struct call *call,
+		    struct fmha_error *err)
 {
 	size_t n = g->n_k + g->n_v;
 	int n_ranks = plan->n_ranks, r = 0;
@@ -205,8 +200,8 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struc
 		int owner = (plan->rank + n_ranks - step) % n_ranks;
 
 		if (!last)
-			r = keep(r, pass(plan, g->keys[step % 2], g->keys[(step + 1) % 2],
-					 n * plan->element, TAG_KEYS, keys, r ? NULL : err));
+			r = dist_first(r, pass(plan, g->keys[step % 2], g->keys[(step + 1) % 2],
+					       n * plan->element, TAG_KEYS, keys, r ? NULL : err));
 		if (backward)
 			memset(own, 0, n * sizeof(float));
 		if (r == 0)
@@ -215,13 +210,13 @@ static int run(struct fmha_dist_plan *plan, bool backward, struct ring *g, struc
 			/* @mine: what the rank before had added up for these keys. */
 			for (size_t i = 0; i < n; i++)
 				mine[i] += own[i];
-			r = keep(r, pass(plan, mine, theirs, n * sizeof(float), TAG_SUMS, sums,
-					 r ? NULL : err));
-			r = keep(r, wait_for(sums, r ? NULL : err));
+			r = dist_first(r, pass(plan, mine, theirs, n * sizeof(float), TAG_SUMS,
+					       sums, r ? NULL : err));
+			r = dist_first(r, wait_for(sums, r ? NULL : err));
 			mine = g->sums[(step + 1) % 2], theirs = g->sums[step % 2];
 		}
 		if (!last)
-			r = keep(r, wait_for(keys, r ? NULL : err));
+			r = dist_first(r, wait_for(keys, r ? NULL : err));
 	}
 	if (r == 0 && backward) {
 		dist_rows_from_block(plan, call->dk, mine, (size_t)call->dk.row_stride);
@@ -242,7 +237,7 @@ int dist_ring(struct fmha_dist_plan *plan, bool backward, struct call *call, str
 		copy_rows(plan, g.keys[0] + g.n_k * plan->element, call->v);
 		for (size_t i = 0; i < rows && !backward; i++)
 			call->lse[i] = -INFINITY;
-		r = run(plan, backward, &g, call, err);
+		r = ring_run(plan, backward, &g, call, err);
 	}
 	if (r == 0 && backward)
 		dist_narrow(plan, call->dq.data, g.row_sum, rows * (size_t)plan->p.hdim_q);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* buffer.c: memory that both sides map. */
-#include "internal.h"
+#include "client.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -43,7 +42,7 @@ int fmha_memfd_new(uint64_t size, int *ret_fd, struct fmha_error *err)
 
 /* ---- the table ---- */
 
-static struct fmha_buffer **bucket_of(struct fmha_device *device, uint64_t id)
+static struct fmha_buffer **buffer_bucket(struct fmha_device *device, uint64_t id)
 {
 	return &device->buffers[id % BUFFER_BUCKETS];
 }
@@ -55,7 +54,7 @@ static void table_add(struct fmha_buffer *buffer)
 
 	(void)pthread_mutex_lock(&device->lock);
 	buffer->id = device->next_buffer_id++;
-	bucket = bucket_of(device, buffer->id);
+	bucket = buffer_bucket(device, buffer->id);
 	buffer->next = *bucket;
 	*bucket = buffer;
 	(void)pthread_mutex_unlock(&device->lock);
@@ -70,7 +69,7 @@ static void table_remove(struct fmha_buffer *buffer)
 		(void)pthread_mutex_lock(&device->lock);
 	else if (pthread_mutex_trylock(&device->lock) != 0)
 		return;
-	for (struct fmha_buffer **p = bucket_of(device, buffer->id); *p; p = &(*p)->next) {
+	for (struct fmha_buffer **p = buffer_bucket(device, buffer->id); *p; p = &(*p)->next) {
 		if (*p == buffer) {
 			*p = buffer->next;
 			break;
@@ -84,7 +83,7 @@ struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id)
 	struct fmha_buffer *buffer;
 
 	(void)pthread_mutex_lock(&device->lock);
-	for (buffer = *bucket_of(device, id); buffer; buffer = buffer->next) {
+	for (buffer = *buffer_bucket(device, id); buffer; buffer = buffer->next) {
 		if (buffer->id == id) {
 			(void)__atomic_add_fetch(&buffer->refs, 1, __ATOMIC_RELAXED);
 			break;
@@ -105,7 +104,7 @@ static struct fmha_buffer *buffer_alloc(struct fmha_device *device, uint64_t siz
 		(void)fmha_error_set(err, FMHA_ENOMEM, "buffer: out of memory");
 		return NULL;
 	}
-	if (turnstile_init(&buffer->at_worker.turnstile, err) < 0) {
+	if (timed_lock_init(&buffer->at_worker.lock, err) < 0) {
 		free(buffer);
 		return NULL;
 	}
@@ -121,12 +120,12 @@ struct fmha_buffer *buffer_unref(struct fmha_buffer *buffer)
 {
 	if (!buffer || __atomic_sub_fetch(&buffer->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	buffer_unmap_gpu(buffer);
+	buffer->view = fmha_view_free(buffer->view);
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->size);
 	if (buffer->fd >= 0)
 		(void)close(buffer->fd);
-	turnstile_deinit(&buffer->at_worker.turnstile);
+	timed_lock_deinit(&buffer->at_worker.lock);
 	if (!buffer->internal)
 		(void)device_unref(buffer->device);
 	free(buffer);
@@ -238,7 +237,6 @@ static int import_at_worker(void *object, struct connection *c, uint64_t generat
 	struct proto_buffer_import_params params = {
 		.size = buffer->size,
 		.base_offset = buffer->base_offset,
-		.handle_bytes = buffer->handle_bytes,
 	};
 	struct proto_buffer_result result;
 	int r;
@@ -250,12 +248,23 @@ static int import_at_worker(void *object, struct connection *c, uint64_t generat
 		       "memory kinds travel as they are");
 	_Static_assert(sizeof(params.handle) == FMHA_HANDLE_BYTES, "handles have one length");
 	params.kind = buffer->kind;
-	memcpy(params.handle, buffer->handle, sizeof(params.handle));
-	r = connection_call(c, PROTO_BUFFER_IMPORT, &params, buffer->fd, deadline, &result, NULL,
-			    err);
+	if (buffer->kind == FMHA_MEMORY_FD_OR_HANDLE)
+		params.kind = c->takes_descriptors ? PROTO_VMM_FD : PROTO_IPC_HANDLE;
+	if (params.kind == PROTO_IPC_HANDLE) {
+		memcpy(params.handle, buffer->handle, sizeof(params.handle));
+		params.handle_bytes = buffer->handle_bytes;
+	}
+	r = connection_call(c, PROTO_BUFFER_IMPORT, &params,
+			    params.kind == PROTO_IPC_HANDLE ? -1 : buffer->fd, deadline, &result,
+			    NULL, err);
 	if (r == 0)
 		*ret_worker_id = result.buffer;
 	return r;
+}
+
+static bool has_handle(uint32_t kind)
+{
+	return kind == FMHA_MEMORY_IPC_HANDLE || kind == FMHA_MEMORY_FD_OR_HANDLE;
 }
 
 static int check_memory(const struct fmha_memory *memory, struct fmha_error *err)
@@ -264,7 +273,7 @@ static int check_memory(const struct fmha_memory *memory, struct fmha_error *err
 
 	if (r < 0)
 		return r;
-	if (memory->kind > FMHA_MEMORY_VMM_FD)
+	if (memory->kind > FMHA_MEMORY_FD_OR_HANDLE)
 		return fmha_error_set_field(err, FMHA_EINVAL, "kind",
 					    "kind %u: no such kind of memory", memory->kind);
 	if (memory->size == 0 || memory->size > INT64_MAX)
@@ -280,7 +289,7 @@ static int check_memory(const struct fmha_memory *memory, struct fmha_error *err
 			err, FMHA_EINVAL, "base_offset",
 			"base_offset %llu of a memfd: not a multiple of the page size",
 			(unsigned long long)memory->base_offset);
-	if (memory->kind == FMHA_MEMORY_IPC_HANDLE &&
+	if (has_handle(memory->kind) &&
 	    (memory->handle_bytes == 0 || memory->handle_bytes > FMHA_HANDLE_BYTES))
 		return fmha_error_set_field(err, FMHA_EINVAL, "handle_bytes",
 					    "handle_bytes %u: 1 to %u", memory->handle_bytes,
@@ -293,16 +302,17 @@ static int import_memory(struct fmha_buffer *buffer, const struct fmha_memory *m
 {
 	buffer->kind = memory->kind;
 	buffer->base_offset = memory->base_offset;
-	if (memory->kind == FMHA_MEMORY_IPC_HANDLE) {
+	if (has_handle(memory->kind)) {
 		memcpy(buffer->handle, memory->handle, memory->handle_bytes);
 		buffer->handle_bytes = memory->handle_bytes;
-		return 0;
 	}
+	if (memory->kind == FMHA_MEMORY_IPC_HANDLE)
+		return 0;
 	buffer->fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
 	if (buffer->fd < 0)
 		return fmha_error_set_field(err, errno == EBADF ? FMHA_EINVAL : FMHA_EIO, "fd",
 					    "fd %d: %s", memory->fd, strerror(errno));
-	if (memory->kind == FMHA_MEMORY_VMM_FD)
+	if (memory->kind != FMHA_MEMORY_FD)
 		return 0;
 	return map_memfd(buffer, FMHA_EINVAL, "the file descriptor", err);
 }

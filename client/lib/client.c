@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* client.c: finding the daemon, saying hello, and what the front answers. */
-#include "internal.h"
+#include "client.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -44,6 +43,16 @@ int client_check_process(const struct fmha_client *client, struct fmha_error *er
 	return fmha_error_set(err, FMHA_ECONN,
 			      "the connection belongs to process %d: a forked child opens its own",
 			      (int)client->pid);
+}
+
+int client_copy_name(char *to, size_t capacity, const char *from, const char *field,
+		     struct fmha_error *err)
+{
+	if (strlen(from) >= capacity)
+		return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: at most %zu bytes", field,
+					    capacity - 1);
+	memcpy(to, from, strlen(from) + 1);
+	return 0;
 }
 
 int64_t client_deadline(const struct fmha_client *client)
@@ -323,11 +332,11 @@ int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_in
 	r = client_check(client && ret_info ? client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = turnstile_lock(&client->front.turnstile, client_deadline(client), err);
+	r = timed_lock_take(&client->front.lock, client_deadline(client), err);
 	if (r < 0)
 		return r;
 	*ret_info = client->info;
-	turnstile_unlock(&client->front.turnstile);
+	timed_lock_give(&client->front.lock);
 	return 0;
 }
 
@@ -357,6 +366,7 @@ void device_info_from(const struct proto_device *from, struct fmha_device_info *
 	memcpy(ret_info->arch, from->arch, sizeof(ret_info->arch));
 	memcpy(ret_info->backend, from->backend, sizeof(ret_info->backend));
 	memcpy(ret_info->state, from->state, sizeof(ret_info->state));
+	memcpy(ret_info->pci, from->pci, sizeof(ret_info->pci));
 }
 
 int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret_devices,

@@ -15,7 +15,7 @@
 #include <proto/limits.h>
 
 #include "deadline.h"
-#include "interrupt.h"
+#include "process.h"
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
@@ -213,13 +213,6 @@ static void fail_locked(struct connection *c, const struct fmha_error *reason)
 		}
 	}
 	(void)pthread_cond_broadcast(&c->changed);
-}
-
-void connection_kill(struct connection *c, const struct fmha_error *reason)
-{
-	(void)pthread_mutex_lock(&c->lock);
-	fail_locked(c, reason);
-	(void)pthread_mutex_unlock(&c->lock);
 }
 
 /* The first fd of the queue: they arrive in the order of the answers that carry them. */

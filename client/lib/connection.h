@@ -49,6 +49,7 @@ struct connection {
 	const char *peer;   /* "the daemon", for sentences; static */
 	size_t frame_limit; /* of frames received */
 	uint32_t max_in_flight;
+	bool takes_descriptors; /* a worker: of memory of a GPU's */
 
 	pthread_mutex_t lock;   /* of everything below; never held in a system call that blocks */
 	pthread_cond_t changed; /* a role or a slot is free, or the connection died */
@@ -90,9 +91,6 @@ struct connection *connection_unref(struct connection *connection);
 void connection_drop_in_child(struct connection *connection);
 
 bool connection_is_dead(struct connection *connection);
-
-/* Declares the connection dead; the first reason stays. */
-void connection_kill(struct connection *connection, const struct fmha_error *reason);
 
 /*
  * Sends a request. Waits for a free slot.

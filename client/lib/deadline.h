@@ -19,7 +19,7 @@ static inline int64_t deadline_after_ms(uint32_t ms)
 	return deadline_now() + (int64_t)ms * 1000000;
 }
 
-/* What is left until @deadline, at least 0. */
+/* The time that is left until @deadline, at least 0. */
 static inline int64_t deadline_left_ns(int64_t deadline)
 {
 	int64_t left = deadline - deadline_now();

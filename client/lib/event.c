@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* event.c: interprocess events of this process, which runs wait for and record. */
-#include "internal.h"
+#include "client.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static void list_remove(struct fmha_event *event)
 	(void)pthread_mutex_unlock(&device->lock);
 }
 
-static struct fmha_event *find(struct fmha_device *device, uint64_t id)
+static struct fmha_event *event_find(struct fmha_device *device, uint64_t id)
 {
 	struct fmha_event *event;
 
@@ -65,7 +65,7 @@ static struct fmha_event *event_unref(struct fmha_event *event)
 {
 	if (__atomic_sub_fetch(&event->refs, 1, __ATOMIC_ACQ_REL) != 0)
 		return NULL;
-	turnstile_deinit(&event->at_worker.turnstile);
+	timed_lock_deinit(&event->at_worker.lock);
 	(void)device_unref(event->device);
 	free(event);
 	return NULL;
@@ -80,7 +80,7 @@ static struct fmha_event *event_alloc(struct fmha_device *device, const void *ha
 		(void)fmha_error_set(err, FMHA_ENOMEM, "event: out of memory");
 		return NULL;
 	}
-	if (turnstile_init(&event->at_worker.turnstile, err) < 0) {
+	if (timed_lock_init(&event->at_worker.lock, err) < 0) {
 		free(event);
 		return NULL;
 	}
@@ -111,7 +111,7 @@ int event_bind(struct fmha_device *device, uint64_t id, struct connection *conne
 	       uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
 	       struct fmha_error *err)
 {
-	struct fmha_event *event = find(device, id);
+	struct fmha_event *event = event_find(device, id);
 	int r;
 
 	if (!event)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* forward.c: one call from problem to result. */
-#include "internal.h"
+#include "client.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include <proto/problem.h>
 

@@ -8,7 +8,7 @@
  * restart costs nothing until an object is used and needs no list of what to restore.
  *
  * Locks: device->lock may be taken with a connection's lock not held; never the other way round
- * except in arena_on_answer(), which takes none. Gates are never entered with a lock held.
+ * except in arena_on_answer(), which takes none. A timed lock is never taken with another lock held.
  */
 #ifndef CLIENT_INTERNAL_H
 #define CLIENT_INTERNAL_H
@@ -23,32 +23,13 @@
 #include "connection.h"
 #include "deadline.h"
 #include "stage.h"
+#include "timed_lock.h"
 
 #define BUFFER_BUCKETS       64
 #define ARENA_MAX            64
 #define ARENA_MIN_BYTES      (UINT64_C(1) << 20)
 #define ARENA_MAX_IDLE_BYTES (UINT64_C(512) << 20)
-#define JSON_MAX_BYTES       (UINT64_C(256) << 20)
 #define RELEASE_TIMEOUT_MS   2000 /* ends of life do not wait longer for a stuck peer */
-
-/* Lets one thread do something slow while the others wait for it, each with its own deadline. */
-struct turnstile {
-	pthread_mutex_t lock; /* also of what the slow thing makes */
-	pthread_cond_t left;
-	bool busy;
-};
-
-int turnstile_init(struct turnstile *turnstile, struct fmha_error *err);
-void turnstile_deinit(struct turnstile *turnstile);
-
-/* Takes the lock, waiting while another thread is inside. Return: 0 with the lock held, or
- * FMHA_ETIMEDOUT without. */
-int turnstile_lock(struct turnstile *turnstile, int64_t deadline, struct fmha_error *err);
-void turnstile_unlock(struct turnstile *turnstile);
-
-/* With the lock held: go inside, giving up the lock; come back, taking it again. */
-void turnstile_enter(struct turnstile *turnstile);
-void turnstile_leave(struct turnstile *turnstile);
 
 /* ---- link.c ---- */
 
@@ -58,8 +39,8 @@ typedef int (*link_open)(void *owner, int64_t deadline, struct connection **ret_
 
 /* A connection that is opened again when it was lost. */
 struct link {
-	/* Of the rest; who opens may write what the peer says of itself. */
-	struct turnstile turnstile;
+	/* Guards the rest; who opens may write what the peer says of itself. */
+	struct timed_lock lock;
 	struct connection *connection; /* NULL: none */
 	uint64_t generation;           /* of the connection; counts up from 1 */
 	link_open open;
@@ -86,12 +67,12 @@ struct connection *link_get_open(struct link *link);
 int link_call(struct link *link, enum proto_method method, const void *params, int fd,
 	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
 
-/* ---- registration.c ---- */
+/* ---- device.c ---- */
 
-/* What a worker calls an object of ours. */
+/* The name that a worker has for an object of ours. */
 struct registration {
-	/* Of the rest; who is inside may write what the worker says of it. */
-	struct turnstile turnstile;
+	/* Guards the rest; who is inside may write what the worker says of it. */
+	struct timed_lock lock;
 	uint64_t generation; /* of the connection that it is known on; 0: of none */
 	uint64_t worker_id;
 };
@@ -102,7 +83,7 @@ struct fmha_device;
 typedef int (*registration_tell)(void *object, struct connection *connection, uint64_t generation,
 				 int64_t deadline, uint64_t *ret_worker_id, struct fmha_error *err);
 
-/* What the worker behind @connection calls the object; tells it when needed. */
+/* Finds what the worker behind @connection calls the object; tells it when needed. */
 int registration_bind(struct registration *registration, registration_tell tell, void *object,
 		      struct connection *connection, uint64_t generation, int64_t deadline,
 		      uint64_t *ret_worker_id, struct fmha_error *err);
@@ -122,7 +103,7 @@ struct fmha_client {
 	char name[FMHA_NAME_BYTES];
 
 	struct link front;
-	struct fmha_client_info info; /* under its turnstile */
+	struct fmha_client_info info; /* under its lock */
 };
 
 struct arena {
@@ -130,7 +111,7 @@ struct arena {
 	int busy;                   /* atomic: 1 from arena_take() until its run has ended */
 };
 
-/* What lives on a device and names its buffers and plans, from above (open.c). */
+/* The calls of those that live on a device and name its buffers and plans, from above (open.c). */
 struct device_hooks {
 	void (*on_buffer_free)(struct fmha_device *device, uint64_t id); /* by the program */
 	void (*on_last)(struct fmha_device *device); /* nobody else names the device any more */
@@ -143,7 +124,7 @@ struct fmha_device {
 	uint32_t index;
 
 	struct link worker;
-	struct fmha_device_info info; /* under its turnstile */
+	struct fmha_device_info info; /* under its lock */
 
 	pthread_mutex_t lock; /* of the rest */
 	uint64_t next_buffer_id;
@@ -170,15 +151,12 @@ struct fmha_buffer {
 	uint64_t allocation_bytes; /* FMHA_MEMORY_VMM_FD that a worker made: bytes behind fd */
 
 	struct registration at_worker;
-	uintptr_t gpu_pointer; /* fmha_buffer_map_gpu()'s, or 0; under the turnstile */
+	struct fmha_view *view; /* fmha_buffer_map_gpu()'s, or NULL; under the lock */
 };
 
 /* gpu.c: the runtime's library, if this process has loaded it: a handle for dlsym(). */
 void *gpu_loaded_cuda(void);
 void *gpu_loaded_hip(void);
-
-/* gpu.c: undoes fmha_buffer_map_gpu(), if that was ever called. */
-void buffer_unmap_gpu(struct fmha_buffer *buffer);
 
 struct fmha_plan {
 	unsigned int refs; /* atomic */
@@ -189,7 +167,7 @@ struct fmha_plan {
 	struct proto_kernel kernels[PROTO_MAX_STAGES];
 
 	struct registration at_worker;
-	struct fmha_plan_info info; /* under the turnstile */
+	struct fmha_plan_info info; /* under the lock */
 	int64_t lasts_ns; /* atomic: how long the wait for a run takes; 0: not known, or no time */
 };
 
@@ -199,34 +177,6 @@ struct fmha_request {
 	struct pending *pending;
 	int event_fd, poll_fd; /* -1 until fmha_request_fd() */
 };
-
-/* ---- client.c ---- */
-
-struct fmha_client *client_ref(struct fmha_client *client);
-struct fmha_client *client_unref(struct fmha_client *client);
-
-/* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
-int client_check_process(const struct fmha_client *client, struct fmha_error *err);
-/* The same of a public function; @client: NULL: one of its arguments is. */
-static inline int client_check(const struct fmha_client *client, const char *function,
-			       struct fmha_error *err)
-{
-	if (client)
-		return client_check_process(client, err);
-	(void)fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", function);
-	return FMHA_EINVAL; /* here, where analyzers see that it is negative */
-}
-bool client_in_child(const struct fmha_client *client);
-
-int64_t client_deadline(const struct fmha_client *client);
-
-/* The whole of a JSON memfd of the daemon's; @fd is taken. @ret_json: given. */
-int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err);
-
-/* Refuses a struct of a newer header. */
-int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
-
-void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info);
 
 /* ---- device.c ---- */
 
@@ -255,14 +205,14 @@ struct fmha_buffer *buffer_find(struct fmha_device *device, uint64_t id);
 int buffer_attach(struct fmha_buffer *buffer, int64_t deadline, uint64_t *ret_generation,
 		  struct fmha_error *err);
 
-/* What the worker behind @connection calls buffer @id; registers it there when needed. */
+/* Finds what the worker behind @connection calls buffer @id; registers it there when needed. */
 int buffer_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
 		uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
 		struct fmha_error *err);
 
 /* ---- event.c ---- */
 
-/* What the worker behind @connection calls event @id; imports it there when needed. */
+/* Finds what the worker behind @connection calls event @id; imports it there when needed. */
 int event_bind(struct fmha_device *device, uint64_t id, struct connection *connection,
 	       uint64_t generation, int64_t deadline, uint64_t *ret_worker_id,
 	       struct fmha_error *err);

@@ -1,23 +1,91 @@
 /* SPDX-License-Identifier: MIT */
 /* link.c: a connection that is opened again when it was lost (internal.h). */
+#include <proto/error.h>
+
+#include "deadline.h"
 #include "internal.h"
+#include "timed_lock.h"
+
+/* ---- timed lock ---- */
+
+int timed_lock_init(struct timed_lock *lock, struct fmha_error *err)
+{
+	pthread_condattr_t attr;
+	int r;
+
+	lock->busy = false;
+	if (pthread_mutex_init(&lock->mutex, NULL) != 0)
+		return fmha_error_set(err, FMHA_ENOMEM, "mutex: out of memory");
+	r = pthread_condattr_init(&attr);
+	if (r == 0) {
+		r = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+		if (r == 0)
+			r = pthread_cond_init(&lock->left, &attr);
+		(void)pthread_condattr_destroy(&attr);
+	}
+	if (r != 0) {
+		(void)pthread_mutex_destroy(&lock->mutex);
+		return fmha_error_set(err, FMHA_ENOMEM, "condition: out of memory");
+	}
+	return 0;
+}
+
+void timed_lock_deinit(struct timed_lock *lock)
+{
+	(void)pthread_cond_destroy(&lock->left);
+	(void)pthread_mutex_destroy(&lock->mutex);
+}
+
+int timed_lock_take(struct timed_lock *lock, int64_t deadline, struct fmha_error *err)
+{
+	const struct timespec until = deadline_timespec(deadline);
+
+	(void)pthread_mutex_lock(&lock->mutex);
+	while (lock->busy) {
+		if (deadline_left_ns(deadline) == 0) {
+			(void)pthread_mutex_unlock(&lock->mutex);
+			return fmha_error_set(err, FMHA_ETIMEDOUT,
+					      "another thread was still connecting or registering");
+		}
+		(void)pthread_cond_timedwait(&lock->left, &lock->mutex, &until);
+	}
+	return 0;
+}
+
+void timed_lock_give(struct timed_lock *lock)
+{
+	(void)pthread_mutex_unlock(&lock->mutex);
+}
+
+void timed_lock_begin_slow(struct timed_lock *lock)
+{
+	lock->busy = true;
+	(void)pthread_mutex_unlock(&lock->mutex);
+}
+
+void timed_lock_end_slow(struct timed_lock *lock)
+{
+	(void)pthread_mutex_lock(&lock->mutex);
+	lock->busy = false;
+	(void)pthread_cond_broadcast(&lock->left);
+}
 
 int link_init(struct link *link, link_open open, void *owner, int lost_code, struct fmha_error *err)
 {
 	*link = (struct link){.open = open, .owner = owner, .lost_code = lost_code};
-	return turnstile_init(&link->turnstile, err);
+	return timed_lock_init(&link->lock, err);
 }
 
 void link_deinit(struct link *link)
 {
 	link->connection = connection_unref(link->connection);
-	turnstile_deinit(&link->turnstile);
+	timed_lock_deinit(&link->lock);
 }
 
 int link_get(struct link *link, int64_t deadline, struct connection **ret_connection,
 	     uint64_t *ret_generation, struct fmha_error *err)
 {
-	int r = turnstile_lock(&link->turnstile, deadline, err);
+	int r = timed_lock_take(&link->lock, deadline, err);
 
 	if (r < 0)
 		return r;
@@ -25,9 +93,9 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
 		struct connection *fresh;
 
 		link->connection = connection_unref(link->connection);
-		turnstile_enter(&link->turnstile);
+		timed_lock_begin_slow(&link->lock);
 		r = link->open(link->owner, deadline, &fresh, err);
-		turnstile_leave(&link->turnstile);
+		timed_lock_end_slow(&link->lock);
 		if (r == 0) {
 			link->connection = fresh;
 			link->generation++;
@@ -37,7 +105,7 @@ int link_get(struct link *link, int64_t deadline, struct connection **ret_connec
 		*ret_connection = connection_ref(link->connection);
 		*ret_generation = link->generation;
 	}
-	turnstile_unlock(&link->turnstile);
+	timed_lock_give(&link->lock);
 	return r;
 }
 
@@ -46,12 +114,12 @@ static struct connection *get_live(struct link *link, uint64_t generation, int64
 {
 	struct connection *c = NULL;
 
-	if (turnstile_lock(&link->turnstile, deadline, NULL) < 0)
+	if (timed_lock_take(&link->lock, deadline, NULL) < 0)
 		return NULL;
 	if (link->connection && (generation == 0 || link->generation == generation) &&
 	    !connection_is_dead(link->connection))
 		c = connection_ref(link->connection);
-	turnstile_unlock(&link->turnstile);
+	timed_lock_give(&link->lock);
 	return c;
 }
 

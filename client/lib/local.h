@@ -15,7 +15,7 @@
 
 /* ---- local_runtime.c ---- */
 
-/* What is used of either runtime; HIP's functions have the signatures of CUDA's. 0 is success. */
+/* The functions that are used of either runtime; HIP's functions have the signatures of CUDA's. 0 is success. */
 struct local_runtime {
 	const char *name; /* "CUDA", "HIP" */
 	int (*load)(void **ret_module, const void *image);
@@ -66,9 +66,9 @@ int local_launch(const struct local_runtime *runtime, const struct launch_record
 		 void *function, union abi_args *args, bool other_keys, void *stream,
 		 struct fmha_error *err);
 
-/* ---- local.c ---- */
+/* ---- local_version.c ---- */
 
-/* What is launched: nothing of it changes. */
+/* The launches of a plan: nothing of them changes. */
 struct local_version {
 	struct local_version *older; /* in graphs, perhaps, and in runs of other threads */
 	uint64_t version;
@@ -84,7 +84,7 @@ struct local_version {
 struct fmha_local_plan {
 	uint64_t process; /* process_token() when it was made */
 	const struct local_runtime *runtime;
-	/* What its user was told, which every version fits. */
+	/* Its user was told these, which every version fits. */
 	uint64_t workspace_bytes, workspace_alignment;
 	double flops;
 	int32_t seqlen_k_least,
@@ -101,15 +101,24 @@ struct fmha_local_plan {
 int local_version_make(const struct fmha_local_plan *plan,
 		       const struct proto_local_plan_result *result, local_fetch fetch, void *owner,
 		       struct local_version **ret_version, struct fmha_error *err);
-/* @result: borrowed. @fetch: for the code that it names. */
-int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
-		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,
-		    struct fmha_error *err);
+/* Takes NULL. Return: the older one. */
+struct local_version *local_version_free(struct local_version *version);
+
 /* Who is asked, and until when. */
 struct local_source {
 	struct fmha_device *device;
 	int64_t deadline;
 };
+/* A local_fetch; @owner: struct local_source. */
+int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
+			    size_t *ret_bytes, struct fmha_error *err);
+
+/* ---- local.c ---- */
+
+/* @result: borrowed. @fetch: for the code that it names. */
+int local_plan_make(const char *backend, const struct proto_local_plan_result *result,
+		    local_fetch fetch, void *owner, struct fmha_local_plan **ret_plan,
+		    struct fmha_error *err);
 /* A daemon, what it is asked, and its answer. */
 struct local_asking {
 	struct local_source from;
@@ -122,9 +131,6 @@ int local_asking_new(struct fmha_device *device, const struct fmha_local_options
 /* Fills in params and result. */
 int local_ask_daemon(struct local_asking *asking, const struct fmha_problem *problem,
 		     struct fmha_error *err);
-/* A local_fetch; @owner: struct local_source. */
-int local_fetch_from_daemon(void *owner, const uint8_t hash[LAUNCH_HASH_BYTES], void **ret_data,
-			    size_t *ret_bytes, struct fmha_error *err);
 
 /* ---- local_refresh.c: counts of runs, and better versions of a plan ---- */
 

@@ -77,7 +77,7 @@ static void forget(struct local_refresh *refresh)
 }
 
 /* Nothing is waited for: what cannot be sent now is not sent. */
-static void ask(struct local_refresh *refresh, enum proto_method method, const void *params)
+static void refresh_ask(struct local_refresh *refresh, enum proto_method method, const void *params)
 {
 	if (!refresh->connection)
 		refresh->connection = link_get_open(&refresh->device->worker);
@@ -91,7 +91,7 @@ static void tell_runs(struct local_refresh *refresh, const struct fmha_local_pla
 	uint64_t n_runs = __atomic_load_n(&plan->n_runs, __ATOMIC_RELAXED);
 
 	refresh->told.runs = n_runs - refresh->n_told;
-	ask(refresh, PROTO_LOCAL_RUNS, &refresh->told);
+	refresh_ask(refresh, PROTO_LOCAL_RUNS, &refresh->told);
 	if (refresh->pending)
 		refresh->n_told = n_runs;
 }
@@ -102,7 +102,7 @@ static void ask_for_plan(struct local_refresh *refresh)
 
 	if (params) {
 		params->problem = refresh->told.problem;
-		ask(refresh, PROTO_LOCAL_PLAN, params);
+		refresh_ask(refresh, PROTO_LOCAL_PLAN, params);
 	}
 	free(params);
 }
@@ -116,7 +116,8 @@ static const struct proto_local_tensor *find_tensor(const struct fmha_local_plan
 	return NULL;
 }
 
-static bool fits(const struct fmha_local_plan *plan, const struct proto_local_plan_result *next)
+static bool local_refresh_fits(const struct fmha_local_plan *plan,
+			       const struct proto_local_plan_result *next)
 {
 	if (next->workspace_bytes > plan->workspace_bytes ||
 	    next->workspace_alignment > plan->workspace_alignment ||
@@ -136,7 +137,8 @@ static bool fits(const struct fmha_local_plan *plan, const struct proto_local_pl
 	return true;
 }
 
-static bool take(struct fmha_local_plan *plan, const struct proto_local_plan_result *next)
+static bool local_refresh_take(struct fmha_local_plan *plan,
+			       const struct proto_local_plan_result *next)
 {
 	struct local_refresh *refresh = plan->refresh;
 	struct local_source from = {.device = refresh->device,
@@ -144,7 +146,7 @@ static bool take(struct fmha_local_plan *plan, const struct proto_local_plan_res
 	struct local_version *version;
 	int mode = MODE_RELAXED, r;
 
-	if (!fits(plan, next))
+	if (!local_refresh_fits(plan, next))
 		return false;
 	if (plan->runtime->exchange_capture_mode)
 		(void)plan->runtime->exchange_capture_mode(&mode);
@@ -174,7 +176,8 @@ static void go_on(struct fmha_local_plan *plan)
 		if (!refresh->pinned && runs->version != refresh->told.version &&
 		    runs->version != refresh->refused && refresh->n_versions < MAX_VERSIONS)
 			ask_for_plan(refresh);
-	} else if (result && next->version != refresh->told.version && !take(plan, next)) {
+	} else if (result && next->version != refresh->told.version &&
+		   !local_refresh_take(plan, next)) {
 		refresh->refused = next->version;
 	}
 	connection_forget(refresh->connection, pending, NULL, NULL);
@@ -182,7 +185,7 @@ static void go_on(struct fmha_local_plan *plan)
 		refresh->connection = connection_unref(refresh->connection);
 }
 
-static void step(struct fmha_local_plan *plan)
+static void local_refresh_step(struct fmha_local_plan *plan)
 {
 	struct local_refresh *refresh = plan->refresh;
 
@@ -202,7 +205,7 @@ void local_refresh_look(struct fmha_local_plan *plan, void *stream)
 	    !plan->runtime->is_capturing || pthread_mutex_trylock(&refresh->lock) != 0)
 		return;
 	if (plan->runtime->is_capturing(stream, &capturing) == 0 && !capturing) {
-		step(plan);
+		local_refresh_step(plan);
 		__atomic_store_n(&refresh->due_ns,
 				 now + (refresh->pending ? LOOK_NS : refresh->period_ns),
 				 __ATOMIC_RELAXED);

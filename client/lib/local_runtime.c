@@ -9,7 +9,6 @@
 #include "local.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -68,9 +67,14 @@ struct symbol {
 	bool optional;
 };
 
-static int find_symbols(void *library, const struct symbol *symbols, size_t n, const char *name,
+/* @library: NULL: the process has not loaded @file. */
+static int find_symbols(struct local_runtime *runtime, const char *name, const char *file,
+			void *library, const struct symbol *symbols, size_t n,
 			struct fmha_error *err)
 {
+	runtime->name = name;
+	if (!library)
+		return fmha_error_set(err, FMHA_ENOTSUP, "this process has not loaded %s", file);
 	for (size_t i = 0; i < n; i++) {
 		*symbols[i].at = dlsym(library, symbols[i].name);
 		if (!*symbols[i].at && !symbols[i].optional)
@@ -102,14 +106,10 @@ static int find_cuda(struct fmha_error *err)
 		{(void **)&r->exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", true},
 		{(void **)&r->launch, "cuLaunchKernel", false},
 	};
-	void *library = gpu_loaded_cuda();
 
-	if (!library)
-		return fmha_error_set(err, FMHA_ENOTSUP,
-				      "this process has not loaded CUDA's driver (libcuda.so.1)");
-	r->name = "CUDA";
 	r->text = cuda_text;
-	return find_symbols(library, symbols, sizeof(symbols) / sizeof(symbols[0]), "CUDA", err);
+	return find_symbols(r, "CUDA", "CUDA's driver (libcuda.so.1)", gpu_loaded_cuda(), symbols,
+			    sizeof(symbols) / sizeof(symbols[0]), err);
 }
 
 static int find_hip(struct fmha_error *err)
@@ -126,15 +126,11 @@ static int find_hip(struct fmha_error *err)
 		{(void **)&r->exchange_capture_mode, "hipThreadExchangeStreamCaptureMode", true},
 		{(void **)&r->launch, "hipModuleLaunchKernel", false},
 	};
-	void *library = gpu_loaded_hip();
 
-	if (!library)
-		return fmha_error_set(err, FMHA_ENOTSUP,
-				      "this process has not loaded HIP (libamdhip64.so)");
-	r->name = "HIP";
 	r->keeps_image = true;
 	r->text = hip_text;
-	return find_symbols(library, symbols, sizeof(symbols) / sizeof(symbols[0]), "HIP", err);
+	return find_symbols(r, "HIP", "HIP (libamdhip64.so)", gpu_loaded_hip(), symbols,
+			    sizeof(symbols) / sizeof(symbols[0]), err);
 }
 
 int local_runtime_find(const char *backend, const struct local_runtime **ret_runtime,

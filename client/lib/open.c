@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* open.c: a device's handle, and what lives and ends with it: cached plans and arenas. */
-#include "internal.h"
+#include "client.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,7 @@
 #include <proto/message.h>
 
 #include <proto/cleanup.h>
-#include "internal.h"
+#include "client.h"
 
 #define PACK_MAGIC "FMHAPLN1"
 #define PACK_ALIGN 8
@@ -103,7 +103,7 @@ static bool is_whole(const struct fmha_local_pack *pack)
 }
 
 /* All of the file. Return: 0 or a negative errno; EINVAL: no regular file. */
-static int read_file(int fd, struct fmha_local_pack *pack)
+static int pack_read_file(int fd, struct fmha_local_pack *pack)
 {
 	struct stat st;
 
@@ -141,7 +141,7 @@ int fmha_local_open_pack(const char *path, struct fmha_local_pack **ret_pack,
 	if (!pack)
 		return fmha_error_set(err, FMHA_ENOMEM, "pack: out of memory");
 	fd = open(path, O_RDONLY | O_CLOEXEC);
-	r = fd < 0 ? -errno : read_file(fd, pack);
+	r = fd < 0 ? -errno : pack_read_file(fd, pack);
 	if (fd >= 0)
 		(void)close(fd);
 	if (r == 0 && is_whole(pack)) {

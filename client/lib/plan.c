@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* plan.c: validated problems and their runs. */
-#include "internal.h"
+#include "client.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ static void info_from(const struct proto_plan_result *from, struct fmha_plan_inf
 	}
 }
 
-/* Inside the plan's turnstile. */
+/* Inside the plan's lock. */
 static int register_plan(void *object, struct connection *c, uint64_t generation, int64_t deadline,
 			 uint64_t *ret_worker_id, struct fmha_error *err)
 {
@@ -118,7 +118,7 @@ int plan_new(struct fmha_device *device, const struct fmha_problem *problem,
 		free(plan);
 		return r;
 	}
-	r = turnstile_init(&plan->at_worker.turnstile, err);
+	r = timed_lock_init(&plan->at_worker.lock, err);
 	if (r < 0) {
 		free(plan);
 		return r;
@@ -151,7 +151,7 @@ struct fmha_plan *plan_unref(struct fmha_plan *plan)
 	/* A run that is in flight ends first. */
 	params.plan = plan->at_worker.worker_id;
 	registration_end(&plan->at_worker, plan->device, PROTO_PLAN_RELEASE, &params);
-	turnstile_deinit(&plan->at_worker.turnstile);
+	timed_lock_deinit(&plan->at_worker.lock);
 	if (!plan->internal)
 		(void)device_unref(plan->device);
 	free(plan);
@@ -203,11 +203,11 @@ int fmha_plan_info(struct fmha_plan *plan, struct fmha_plan_info *ret_info, stru
 	r = client_check(plan && ret_info ? plan->device->client : NULL, __func__, err);
 	if (r < 0)
 		return r;
-	r = turnstile_lock(&plan->at_worker.turnstile, client_deadline(plan->device->client), err);
+	r = timed_lock_take(&plan->at_worker.lock, client_deadline(plan->device->client), err);
 	if (r < 0)
 		return r;
 	*ret_info = plan->info;
-	turnstile_unlock(&plan->at_worker.turnstile);
+	timed_lock_give(&plan->at_worker.lock);
 	return 0;
 }
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* registry.c: a device's kernel registry, seen and changed from here. */
-#include "internal.h"
+#include "client.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -35,18 +34,8 @@ static int json_to_memfd(const char *json, size_t size, int *ret_fd, struct fmha
 	return 0;
 }
 
-static int copy_name(char *to, size_t capacity, const char *from, const char *field,
-		     struct fmha_error *err)
-{
-	if (strlen(from) >= capacity)
-		return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: at most %zu bytes", field,
-					    capacity - 1);
-	memcpy(to, from, strlen(from) + 1);
-	return 0;
-}
-
 #define COPY_NAME(params, member, from, err)                                                       \
-	copy_name((params).member, sizeof((params).member), from, #member, err)
+	client_copy_name((params).member, sizeof((params).member), from, #member, err)
 
 /* ---- looking ---- */
 

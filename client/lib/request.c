@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* request.c: runs that are submitted now and waited for later. */
-#include "internal.h"
+#include "client.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -246,6 +246,9 @@ static void directions(const struct fmha_problem *problem, struct stage_tensor *
 		tensor->copy_out = false;
 	} else if ((role == FMHA_T_K || role == FMHA_T_V) && appends) {
 		tensor->copy_in = tensor->copy_out = true;
+	} else if ((role == FMHA_T_K_DESCALE || role == FMHA_T_V_DESCALE) &&
+		   problem->descale_computed) {
+		tensor->copy_in = tensor->copy_out = true;
 	} else if (tensor->copy_out && has_untouched_rows(problem)) {
 		tensor->copy_in = true;
 	}

@@ -27,7 +27,7 @@ struct stage_view {
 	uint64_t bytes;                  /* of the copy */
 };
 
-/* What happens to one tensor of a problem. */
+/* One tensor of a problem and what happens to it. */
 struct stage_tensor {
 	uint32_t role;
 	bool copy_in, copy_out;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tune.c: having a device measure its kernels. */
-#include "internal.h"
+#include "client.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -63,6 +63,10 @@ class Build(build_py):
             shutil.copytree(installed / part, to / part, ignore=LEFT_OUT, symlinks=True)
         os.rename((to / "lib/libfmha_client.so.1").resolve(), to / "lib/libfmha_client.so.1")  # zip files hold no links
         (to / "lib/libfmha_client.so").unlink()
+        slot = work / "client/python/libfmha_slot.so"
+        if slot.exists():  # where there was a compiler of C++
+            subprocess.run(["strip", "-o", str(to / "lib/libfmha_slot.so"), str(slot)], check=True)
+            shutil.copy(work / "client/python/fmha/_slot_abi.py", to.parent)
         bundle(to)
 
 

@@ -40,7 +40,7 @@ void config_init(struct config *config)
 				  .log_level = LOG_LEVEL_INFO,
 				  .supervision = {.heartbeat_ms = 1000,
 						  .heartbeat_timeout_ms = 3000,
-						  .start_timeout_ms = 10000,
+						  .start_timeout_ms = 30000,
 						  .restart_ms = 100,
 						  .quarantine_deaths = 3,
 						  .quarantine_s = 600,

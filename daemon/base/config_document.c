@@ -7,7 +7,7 @@
 #include "config_keys.h"
 
 /* "-" as roff's minus. */
-static void print_text(FILE *out, const char *text)
+static void config_document_print_text(FILE *out, const char *text)
 {
 	for (; *text; text++) {
 		if (*text == '-')
@@ -98,7 +98,7 @@ static void print_keys(FILE *out, const struct key *keys, const char *path, cons
 			    : key->when == RELOAD ? "; reload)\n"
 						  : "; restart)\n",
 			    out);
-		print_text(out, key->help);
+		config_document_print_text(out, key->help);
 		(void)fputs(".\n", out);
 		if (!key->keys)
 			continue;

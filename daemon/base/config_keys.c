@@ -18,6 +18,8 @@ static const struct key device_keys[] = {
 	 "cpu: the best level to use, as fmhactl archs names them; without it the machine's best"},
 	{"index", KEY_U32, RESTART, DEVICE(index), 0, 255, NULL,
 	 "cuda, hip: the driver's number of the device"},
+	{"pci", KEY_STRING, RESTART, DEVICE(pci), 1, PCI_BYTES, NULL,
+	 "cuda, hip: the device's address on the PCI bus, such as 0000:1b:00.0; goes before index"},
 	{"threads", KEY_U32, RESTART, DEVICE(threads), 0, 4096, NULL,
 	 "cpu: threads that compute; 0: one a core that fmhad may use"},
 	{"allow_faults", KEY_BOOL, RESTART, DEVICE(allow_faults), 0, 1, NULL,
@@ -57,7 +59,8 @@ static const struct key supervision_keys[] = {
 	{"start_timeout_ms", KEY_U32, RELOAD, SUPERVISION(start_timeout_ms), 100, 3600000, NULL,
 	 "ms from a worker's start until it is ready"},
 	{"restart_ms", KEY_U32, RELOAD, SUPERVISION(restart_ms), 1, 60000, NULL,
-	 "ms of pause after a start that failed; doubles up to 10 s"},
+	 "ms of pause after a start that failed; doubles up to 10 s, and up to 5 minutes after 20 "
+	 "in a row"},
 	{"quarantine_deaths", KEY_U32, RESTART, SUPERVISION(quarantine_deaths), 1, 1000, NULL,
 	 "workers that one kernel may end within quarantine_s before it is no longer used"},
 	{"quarantine_s", KEY_U32, RESTART, SUPERVISION(quarantine_s), 1, 86400, NULL,
@@ -134,6 +137,10 @@ const struct key config_keys[] = {
 	{"metrics_socket", KEY_STRING, RESTART, CONFIG(metrics_socket), 1, CONFIG_PATH_BYTES, NULL,
 	 "path of a Unix socket at which GET /metrics is answered over HTTP, with socket_mode and "
 	 "socket_group; without it there is none"},
+	{"pool_spill", KEY_STRING, RESTART, CONFIG(pool_spill), 1, CONFIG_FILE_BYTES, NULL,
+	 "folder, the daemon's alone, for copies of pools' pages, which outlive the daemon; "
+	 "without it "
+	 "there are none"},
 	{"log_level", KEY_LEVEL, RELOAD, CONFIG(log_level), 0, 0, NULL, "what is logged"},
 	{"loop_times", KEY_BOOL, RESTART, CONFIG(loop_times), 0, 1, NULL,
 	 "measure the CPU time that each method takes of a loop, shown by fmhactl status --json as "

@@ -32,8 +32,8 @@ static void note_restart(struct reload *reload, const char *path, const char *na
 		       name);
 }
 
-static void take(struct reload *reload, const struct key *key, const char *path, void *running,
-		 const void *next, size_t bytes)
+static void config_reload_take(struct reload *reload, const struct key *key, const char *path,
+			       void *running, const void *next, size_t bytes)
 {
 	if (memcmp(running, next, bytes) == 0)
 		return;
@@ -52,16 +52,16 @@ static void take_array(struct reload *reload, const struct key *key, const struc
 
 	switch (key->kind) {
 	case KEY_UIDS:
-		take(reload, key, "", &running->n_admins, &next->n_admins,
-		     sizeof(next->n_admins) + sizeof(next->admin_uids));
+		config_reload_take(reload, key, "", &running->n_admins, &next->n_admins,
+				   sizeof(next->n_admins) + sizeof(next->admin_uids));
 		break;
 	case KEY_PRIORITIES:
-		take(reload, key, "", &running->n_priorities, &next->n_priorities,
-		     sizeof(next->n_priorities) + sizeof(next->priorities));
+		config_reload_take(reload, key, "", &running->n_priorities, &next->n_priorities,
+				   sizeof(next->n_priorities) + sizeof(next->priorities));
 		break;
 	default:
-		take(reload, key, "", &running->n_devices, &next->n_devices,
-		     sizeof(next->n_devices) + sizeof(next->devices));
+		config_reload_take(reload, key, "", &running->n_devices, &next->n_devices,
+				   sizeof(next->n_devices) + sizeof(next->devices));
 	}
 }
 
@@ -79,7 +79,7 @@ static void take_keys(struct reload *reload, const struct key *keys, const char 
 		} else if (key->keys || key->kind == KEY_UIDS) {
 			take_array(reload, key, config);
 		} else {
-			take(reload, key, path, field, next_field, key_bytes(key));
+			config_reload_take(reload, key, path, field, next_field, key_bytes(key));
 		}
 	}
 }

@@ -1,488 +1,366 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * connection.c: see connection.h. Turns, deadlines, and how long a connection lives.
- *
- * Nothing here closes a connection while its owner may be in the middle of using it, except when
- * the owner asks: a failed send only marks the connection broken and queues it for the next turn.
- */
-#include "connection_impl.h"
-
+/* connection.c: see connection.h. How long a connection lives. */
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <proto/error.h>
-
 #include <base/clock.h>
+#include <proto/error.h>
+#include <proto/frame.h>
 
-#define WATCH_MS 100
-#define PAUSE_MS 500 /* a timer that comes so late says that the process stood still */
+#include "connection_impl.h"
 
-static void hub_turn(uv_idle_t *handle);
-static void hub_on_iteration(uv_prepare_t *handle);
-static void hub_on_timer(uv_timer_t *timer);
-static void hub_on_reread(uv_timer_t *timer);
-static bool hub_look(struct spin *spin);
+/* ---- request ---- */
 
-int connection_hub_init(struct connection_hub *hub, uv_loop_t *loop, struct limits *limits,
-			struct fmha_error *err)
+/*
+ * What this process has asked its peer and waits for. What an answer brings along
+ * follows from the request that it answers, so that it stays in the table when its owner has gone:
+ * otherwise nobody could tell whether a descriptor belongs to this answer or to the next message.
+ */
+
+struct awaited {
+	struct list in_awaited;
+	uint32_t id;
+	enum proto_method method;
+	connection_reply reply; /* NULL: nobody waits for it */
+	void *owner;
+};
+
+/* The request leaves the table. @fd: taken. */
+static void request_finish(struct awaited *awaited, const union proto_any_result *result, int fd,
+			   const struct fmha_error *error)
 {
-	*hub = (struct connection_hub){
-		.loop = loop, .limits = limits, .spare_fds = 1, .n_processes = 1, .iteration = 1};
-	list_init(&hub->users);
-	list_init(&hub->backlog);
-	list_init(&hub->stalled);
-	list_init(&hub->watched);
-	list_init(&hub->lingering);
-	hub->receive_bytes = limits->value[LIMIT_FRAME_BYTES];
-	hub->receive = malloc(hub->receive_bytes);
-	if (!hub->receive)
-		return fmha_error_set(err, FMHA_ENOMEM, "connections: out of memory");
-	uv_idle_init(loop, &hub->turn);
-	uv_timer_init(loop, &hub->timer);
-	uv_timer_init(loop, &hub->reread);
-	uv_prepare_init(loop, &hub->iterate);
-	uv_prepare_start(&hub->iterate, hub_on_iteration);
-	spinner_init(&hub->spinner, loop, limits->value[LIMIT_SPIN_US], hub_look);
+	list_remove(&awaited->in_awaited);
+	if (awaited->reply)
+		awaited->reply(awaited->owner, result, fd, error);
+	if (fd >= 0)
+		(void)close(fd);
+	free(awaited);
+}
+
+static struct awaited *request_find(struct connection *connection, uint32_t id)
+{
+	list_for_each_entry(struct awaited, awaited, &connection->awaited, in_awaited) {
+		if (awaited->id == id)
+			return awaited;
+	}
+	return NULL;
+}
+
+/* An answer has come. Return: 0, or FMHA_EPROTO: nobody has asked. */
+static int request_answered(struct connection *connection, const struct proto_message *message,
+			    struct fmha_error *err)
+{
+	struct awaited *awaited = request_find(connection, message->id);
+	struct fmha_error error = message->error;
+	union proto_any_result result;
+	int fd = -1;
+
+	if (!awaited)
+		return fmha_error_set(err, FMHA_EPROTO, "an answer that nobody has asked for");
+	if (error.code == FMHA_OK) {
+		if (proto_methods[awaited->method].fds_out > 0)
+			fd = connection_take_fd(connection);
+		(void)proto_decode_result(message, awaited->method, &result, &error);
+	}
+	request_finish(awaited, error.code == FMHA_OK ? &result : NULL, fd, &error);
 	return 0;
 }
 
-void connection_hub_deinit(struct connection_hub *hub)
+/* The connection is over, and so are all that are open. */
+static void request_end_all(struct connection *connection)
 {
-	if (!hub->loop)
-		return;
-	uv_close((uv_handle_t *)&hub->turn, NULL);
-	uv_close((uv_handle_t *)&hub->timer, NULL);
-	uv_close((uv_handle_t *)&hub->reread, NULL);
-	uv_close((uv_handle_t *)&hub->iterate, NULL);
-	descriptors_end_lingering(hub, true);
-	spinner_deinit(&hub->spinner);
-	proto_buffer_deinit(&hub->send);
-	proto_buffer_deinit(&hub->direct);
-	proto_message_deinit(&hub->message);
-	free(hub->receive);
-	hub->receive = NULL;
-	hub->loop = NULL;
+	struct fmha_error error;
+
+	(void)fmha_error_set(&error, FMHA_ECONN, "the connection is closed");
+	while (!list_is_empty(&connection->awaited))
+		request_finish(container_of(connection->awaited.next, struct awaited, in_awaited),
+			       NULL, -1, &error);
 }
 
-/* ---- what the parts of a connection share ---- */
+int connection_request(struct connection *connection, enum proto_method method, const void *params,
+		       int fd, connection_reply reply, void *owner, struct fmha_error *err)
+{
+	struct proto_buffer *buffer = output_begin(connection);
+	struct awaited *awaited = malloc(sizeof(*awaited));
+	uint32_t id = connection->last_request == UINT32_MAX ? 1 : connection->last_request + 1;
+	size_t start = buffer->size;
+	int r;
 
-void connection_enter_backlog(struct connection *connection)
+	if (!awaited)
+		r = fmha_error_set(err, FMHA_ENOMEM, "%s: out of memory",
+				   proto_methods[method].name);
+	else if (connection->closing)
+		r = fmha_error_set(err, FMHA_ECONN, "connection is closed");
+	else
+		r = proto_encode_request(buffer, id, method, params, err);
+	if (r < 0) {
+		if (fd >= 0)
+			(void)close(fd);
+		free(awaited);
+		return r;
+	}
+	connection->last_request = id;
+	*awaited = (struct awaited){.id = id, .method = method, .reply = reply, .owner = owner};
+	list_append(&connection->awaited, &awaited->in_awaited);
+	output_end(connection, start, fd, 0);
+	return 0;
+}
+
+uint32_t connection_forget(struct connection *connection, const void *owner)
+{
+	list_for_each_entry(struct awaited, awaited, &connection->awaited, in_awaited) {
+		if (!awaited->reply || awaited->owner != owner)
+			continue;
+		awaited->reply = NULL;
+		return awaited->id;
+	}
+	return 0;
+}
+
+/* ---- input ---- */
+
+/*
+ * What comes in. One recvmsg a wake-up, then as many frames as the turn allows; what is
+ * left waits in the connection's own buffer, and the connection in its user's backlog.
+ */
+
+#define MAX_FDS_A_MESSAGE 64 /* the most that LIMIT_FDS_PER_MESSAGE can be */
+
+/*
+ * The request's fd, as far as it declares one. @params: NULL when they could not be decoded; then
+ * an fd is taken out of the way if there is one. Return: 0 with the fd (given) or -1; FMHA_EPROTO:
+ * it is missing.
+ */
+static int take_request_fd(struct connection *connection, const struct proto_message *message,
+			   const void *params, int *ret_fd, struct fmha_error *err)
+{
+	enum proto_method method = (enum proto_method)message->method;
+	int n_fds = 0;
+
+	if (message->method >= 0 && proto_methods[method].fds_in > 0)
+		n_fds = params ? proto_request_fds(method, params) : proto_methods[method].fds_in;
+	*ret_fd = n_fds > 0 ? connection_take_fd(connection) : -1;
+	if (n_fds > 0 && *ret_fd < 0 && params && connection->account)
+		return fmha_error_set(err, FMHA_EPROTO, "%s: its file descriptor is missing",
+				      proto_methods[method].name);
+	return 0;
+}
+
+/* Takes the request apart, has the owner deal with it, and answers with its error. Return: 0 or
+ * FMHA_EPROTO. */
+static int input_serve(struct connection *connection, const struct proto_message *message,
+		       struct fmha_error *err)
+{
+	enum proto_method method = (enum proto_method)message->method;
+	union proto_any_params params;
+	struct fmha_error refusal;
+	int fd, r = proto_decode_params(message, &params, &refusal);
+	struct account *account = connection->account;
+	struct doing *doing = connection->hub->doing;
+	struct doing_before before;
+
+	if (take_request_fd(connection, message, r == 0 ? &params : NULL, &fd, err) < 0)
+		return FMHA_EPROTO;
+	if (r == 0 && connection->account && proto_methods[method].server == PROTO_CONTROL)
+		r = fmha_error_set_field(&refusal, FMHA_EPERM, "method",
+					 "%s is for fmhad's own processes",
+					 proto_methods[method].name);
+	if (r == 0) {
+		before = doing_begin(doing, method, account ? account->uid : DOING_NOBODY);
+		r = connection->ops->handle(connection, message->id, method, &params, &fd,
+					    &refusal);
+		doing_end(doing, before);
+	}
+	if (r < 0)
+		connection_answer_error(connection, message->id, &refusal);
+	if (fd >= 0)
+		(void)close(fd);
+	return 0;
+}
+
+static void count_request(struct connection *connection, const struct proto_message *message)
+{
+	/* connection_is_stalled() has seen that there is room. */
+	if (connection->account)
+		(void)account_charge(connection->account, ACCOUNT_IN_FLIGHT, 1, NULL);
+	connection->n_in_flight++;
+	descriptors_reserve(connection, message->id, message->method);
+}
+
+/* Return: 0, FRAME_WAITS: for what @ret_stall says, or a negative FMHA_E*: a violation. */
+#define FRAME_WAITS 1
+static int handle_frame(struct connection *connection, const uint8_t *payload, size_t n,
+			enum stall *ret_stall, struct fmha_error *err)
 {
 	struct connection_hub *hub = connection->hub;
-	struct account *account = connection->account;
+	struct proto_message *message = &hub->message;
+	int r = proto_message_decode(message, payload, n, err);
 
-	list_remove(&connection->in_backlog);
-	list_append(account ? &account->backlog : &hub->backlog, &connection->in_backlog);
-	if (account && list_is_empty(&account->in_users))
-		list_append(&hub->users, &account->in_users);
-	uv_idle_start(&hub->turn, hub_turn);
+	if (r == FMHA_ENOMEM) {
+		*ret_stall = STALL_MEMORY;
+		return FRAME_WAITS;
+	}
+	if (r < 0)
+		return r;
+	if (message->type == PROTO_REQUEST) {
+		if (!descriptors_have_room(connection, message->method)) {
+			*ret_stall = STALL_DESCRIPTOR;
+			return FRAME_WAITS;
+		}
+		count_request(connection, message);
+	}
+	hub->n_frames++;
+	connection->n_frames++;
+	if (message->type == PROTO_REQUEST)
+		return input_serve(connection, message, err);
+	if (message->type == PROTO_ANSWER)
+		return request_answered(connection, message, err);
+	return 0; /* version 1 has no notification that means anything */
 }
 
-void connection_mark_broken(struct connection *connection)
+/* Reading the clock costs 27 ns, a small frame several hundred, explaining a plan many thousand. */
+static bool turn_is_over(struct connection *connection, uint32_t n_frames)
 {
-	if (connection->broken || connection->closing)
-		return;
-	connection->broken = true;
-	connection_enter_backlog(connection);
+	const struct connection_hub *hub = connection->hub;
+	const uint64_t *limit = hub->limits->value;
+
+	return n_frames >= limit[LIMIT_FRAMES_PER_WAKE] ||
+	       (n_frames > 0 && clock_ns() > hub->turn_until_ns);
 }
 
-void connection_start_timer(struct connection_hub *hub)
-{
-	if (uv_is_active((uv_handle_t *)&hub->timer))
-		return;
-	hub->ticked_ns = clock_ns();
-	uv_timer_start(&hub->timer, hub_on_timer, WATCH_MS, WATCH_MS);
-}
-
-void connection_watch(struct connection *connection)
-{
-	if (!list_is_empty(&connection->in_watched))
-		return;
-	list_append(&connection->hub->watched, &connection->in_watched);
-	connection_start_timer(connection->hub);
-}
-
-static bool is_at_limit(const struct connection *connection)
+/* The frame at @data if it is complete. Return: as proto_frame_parse(). */
+static int next_frame(const struct connection *connection, const uint8_t *data, size_t n,
+		      struct proto_frame *frame, struct fmha_error *err)
 {
 	const uint64_t *limit = connection->hub->limits->value;
+	int r = proto_frame_parse(data, n,
+				  limit[connection->before_hello ? LIMIT_FRAME_BYTES_BEFORE_HELLO
+								 : LIMIT_FRAME_BYTES],
+				  frame, err);
 
-	return connection->n_in_flight >= limit[LIMIT_IN_FLIGHT_PER_CONNECTION] ||
-	       !account_has_room(connection->account, ACCOUNT_IN_FLIGHT, 1);
+	if (r == 0 && n < frame->header_bytes + frame->payload_bytes)
+		return PROTO_FRAME_MORE;
+	return r;
 }
 
-bool connection_is_stalled(const struct connection *connection)
+/* Hands out the frames in @data. Return: bytes used up. */
+static size_t handle_frames(struct connection *connection, const uint8_t *data, size_t n)
 {
-	return connection->account && is_at_limit(connection);
-}
+	uint32_t n_frames = 0;
+	size_t used = 0;
 
-/* Somebody has given something back: whoever stopped reading for want of it may go on. @account:
- * whose; NULL: anybody's */
-static void wake_stalled(struct connection_hub *hub, const struct account *account)
-{
-	list_for_each_entry(struct connection, connection, &hub->stalled, in_backlog) {
-		if ((account && connection->account != account) ||
-		    connection_is_stalled(connection) ||
-		    (connection->wants_fd && !descriptors_fit(connection)))
-			continue;
-		connection->stalled = connection->wants_fd = connection->wants_memory = false;
-		connection_enter_backlog(connection);
+	while (used < n && !connection->closing && !connection->broken) {
+		enum stall stall = STALL_IN_FLIGHT;
+		struct proto_frame frame;
+		struct fmha_error err;
+		int r = next_frame(connection, data + used, n - used, &frame, &err);
+
+		if (r == PROTO_FRAME_MORE)
+			break;
+		if (r == 0 && connection_is_stalled(connection)) {
+			connection_stall(connection, STALL_IN_FLIGHT);
+			break;
+		}
+		if (r == 0 && turn_is_over(connection, n_frames)) {
+			connection_enter_backlog(connection);
+			break;
+		}
+		if (r == 0)
+			r = handle_frame(connection, data + used + frame.header_bytes,
+					 frame.payload_bytes, &stall, &err);
+		if (r == FRAME_WAITS) {
+			connection_stall(connection, stall);
+			break;
+		}
+		if (r < 0) {
+			connection_fail(connection, &err);
+			break;
+		}
+		used += frame.header_bytes + frame.payload_bytes;
+		n_frames++;
 	}
+	return used;
 }
 
-void connection_release(struct connection_hub *hub, struct account *account,
-			enum account_resource resource, uint64_t n)
+/* Parses @n bytes at @data, which is the connection's own buffer or the hub's, and keeps the rest.
+ */
+static void process_input(struct connection *connection, uint8_t *data, size_t n)
 {
-	bool others_wait = account_all_full(account->accounts, resource);
-
-	account_release(account, resource, n);
-	if (!list_is_empty(&hub->stalled))
-		wake_stalled(hub, others_wait ? NULL : account);
-}
-
-void connection_answered(struct connection *connection)
-{
-	if (connection->n_in_flight == 0)
-		return;
-	connection->n_in_flight--;
-	if (connection->account)
-		connection_release(connection->hub, connection->account, ACCOUNT_IN_FLIGHT, 1);
-}
-
-static void on_poll(uv_poll_t *poll, int status, int events);
-
-void connection_update_poll(struct connection *connection)
-{
-	int wanted = UV_DISCONNECT;
+	size_t used = handle_frames(connection, data, n), left = n - used;
 
 	if (connection->closing)
 		return;
-	if (!connection->stalled)
-		wanted |= UV_READABLE;
-	if (!list_is_empty(&connection->output) && !connection->send_later)
-		wanted |= UV_WRITABLE;
-	if (wanted == connection->polled && !connection->unpolled)
-		return;
-	connection->polled = wanted;
-	connection->unpolled = uv_poll_start(&connection->poll, wanted, on_poll) < 0;
-	if (connection->unpolled)
-		connection_watch(connection); /* else nobody would ever hear from it */
-}
-
-static void count_stall(const struct connection *connection, enum stall stall)
-{
-	struct limits *limits = connection->hub->limits;
-
-	if (stall == STALL_MEMORY)
-		return;
-	if (stall == STALL_DESCRIPTOR)
-		limits->hits[connection->n_answer_fds >= limits->value[LIMIT_FDS_PER_CONNECTION]
-				     ? LIMIT_FDS_PER_CONNECTION
-				     : LIMIT_FDS_PER_UID]++;
-	else if (connection->n_in_flight >= limits->value[LIMIT_IN_FLIGHT_PER_CONNECTION])
-		limits->hits[LIMIT_IN_FLIGHT_PER_CONNECTION]++;
-	else
-		limits->hits[LIMIT_IN_FLIGHT_PER_UID]++;
-}
-
-void connection_stall(struct connection *connection, enum stall stall)
-{
-	struct connection_hub *hub = connection->hub;
-
-	count_stall(connection, stall);
-	connection->stalled = true;
-	connection->wants_fd = stall == STALL_DESCRIPTOR;
-	connection->wants_memory = stall == STALL_MEMORY;
-	list_remove(&connection->in_backlog);
-	list_append(&hub->stalled, &connection->in_backlog);
-	connection_update_poll(connection);
-	if (stall == STALL_DESCRIPTOR ||
-	    (stall == STALL_MEMORY && !uv_is_active((uv_handle_t *)&hub->reread))) {
-		hub->reread_ms = 1;
-		uv_timer_start(&hub->reread, hub_on_reread, hub->reread_ms, 0);
-	}
-}
-
-static bool may_read(const struct connection *connection)
-{
-	return !connection->broken && !connection->stalled &&
-	       list_is_empty(&connection->in_backlog);
-}
-
-/* ---- turns ---- */
-
-static void hub_on_iteration(uv_prepare_t *handle)
-{
-	container_of(handle, struct connection_hub, iterate)->iteration++;
-}
-
-/* What the user has had of this iteration of the loop, of all of its connections. */
-static uint64_t had_ns(const struct connection_hub *hub, const struct account *account)
-{
-	return account && account->iteration == hub->iteration ? account->iteration_ns : 0;
-}
-
-static bool has_had_its_share(const struct connection_hub *hub, const struct account *account)
-{
-	return account && had_ns(hub, account) >= hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
-}
-
-/* What came earlier, on any of the user's connections, is waiting still. */
-static bool has_to_wait(const struct connection *connection)
-{
-	const struct account *account = connection->account;
-
-	return has_had_its_share(connection->hub, account) ||
-	       (account && !list_is_empty(&account->backlog));
-}
-
-static void begin_turn(struct connection *connection)
-{
-	struct connection_hub *hub = connection->hub;
-	const uint64_t most_ns = hub->limits->value[LIMIT_WAKE_US] * NS_PER_US;
-	uint64_t had = had_ns(hub, connection->account);
-
-	hub->turn_ns = clock_ns();
-	hub->turn_until_ns = hub->turn_ns + (had < most_ns ? most_ns - had : 0);
-	hub->corked = connection;
-}
-
-/* What was answered since the turn began leaves together, and the user has had the time. */
-static void end_turn(struct connection *connection)
-{
-	struct connection_hub *hub = connection->hub;
-	struct account *account = connection->account;
-	uint64_t now, spent;
-
-	output_uncork(hub);
-	hub->corked = NULL;
-	spinner_rest(&hub->spinner);
-	now = hub->spinner.quiet_since_ns;
-	spent = now - hub->turn_ns;
-	if (!account)
-		return;
-	account_add_loop_ns(account, now, spent);
-	account->iteration_ns = spent + had_ns(hub, account);
-	account->iteration = hub->iteration;
-}
-
-static void on_poll(uv_poll_t *poll, int status, int events)
-{
-	struct connection *connection = container_of(poll, struct connection, poll);
-	bool readable = (events & UV_READABLE) && may_read(connection);
-
-	if (connection->closing)
-		return;
-	if (status < 0 || connection->broken ||
-	    (!(events & (UV_READABLE | UV_WRITABLE)) && (events & UV_DISCONNECT))) {
-		connection_close(connection);
-		return;
-	}
-	if (readable && has_to_wait(connection)) {
-		connection->deferred = true;
-		connection_enter_backlog(connection);
-		readable = false;
-	}
-	if (!readable && !(events & UV_WRITABLE))
-		return;
-	begin_turn(connection);
-	if (events & UV_WRITABLE)
-		output_flush(connection);
-	if (readable && !connection->broken)
-		(void)input_read(connection);
-	end_turn(connection);
-}
-
-static bool hub_look(struct spin *spin)
-{
-	struct connection_hub *hub = container_of(spin, struct connection_hub, spinner.spin);
-	struct connection *last = hub->last;
-	bool found;
-
-	if (!last || !may_read(last) || has_to_wait(last))
-		return false;
-	begin_turn(last);
-	found = input_read(last);
-	if (found)
-		end_turn(last);
-	hub->corked = NULL;
-	return found;
-}
-
-/* Of the users that wait, and have not had their share, the one that has had the least time lately; NULL: nobody. */
-static struct account *next_user(struct connection_hub *hub)
-{
-	struct account *next = NULL;
-	uint64_t now = clock_ns(), least = 0;
-
-	list_for_each_entry(struct account, account, &hub->users, in_users) {
-		uint64_t loop_ns = account_loop_ns(account, now);
-
-		if (list_is_empty(&account->backlog))
-			list_remove(&account->in_users);
-		else if (!has_had_its_share(hub, account) && (!next || loop_ns < least)) {
-			next = account;
-			least = loop_ns;
+	if (left == 0) {
+		if (connection->account) {
+			free(connection->input);
+			connection->input = NULL;
 		}
-	}
-	return next;
-}
+		connection->input_bytes = 0;
+		if (connection->n_fds > 0) {
+			struct fmha_error err;
 
-static struct connection *next_in_backlog(struct connection_hub *hub)
-{
-	struct list *node = list_pop(&hub->backlog);
-	struct account *account;
-
-	if (!node) {
-		account = next_user(hub);
-		node = account ? list_pop(&account->backlog) : NULL;
-	}
-	return node ? container_of(node, struct connection, in_backlog) : NULL;
-}
-
-static void take_turn(struct connection *connection)
-{
-	bool deferred = connection->deferred;
-
-	connection->deferred = false;
-	if (connection->broken) {
-		connection_close(connection);
-		return;
-	}
-	begin_turn(connection);
-	if (deferred)
-		(void)input_read(connection);
-	else
-		input_go_on(connection);
-	end_turn(connection);
-	connection_update_poll(connection);
-}
-
-/* As much of the backlog as one connection may have of a turn; then the sockets are looked at again, and
- * those who have had their share of this iteration begin another. */
-static void hub_turn(uv_idle_t *handle)
-{
-	struct connection_hub *hub = container_of(handle, struct connection_hub, turn);
-	const uint64_t *limit = hub->limits->value;
-	uint64_t start_ns = clock_ns(), first_frame = hub->n_frames;
-	struct connection *connection;
-
-	do {
-		connection = next_in_backlog(hub);
-		if (!connection) {
-			if (list_is_empty(&hub->users))
-				uv_idle_stop(&hub->turn);
-			return;
+			fmha_error_set(&err, FMHA_EPROTO,
+				       "file descriptors that no message has declared");
+			connection_fail(connection, &err);
 		}
-		take_turn(connection);
-	} while (hub->n_frames - first_frame < limit[LIMIT_FRAMES_PER_WAKE] &&
-		 clock_ns() - start_ns < limit[LIMIT_WAKE_US] * 1000);
-}
-
-/* ---- deadlines ---- */
-
-/* Those that stopped reading for want of a descriptor go on as soon as some were read, those without
- * memory when there is some. */
-static void hub_on_reread(uv_timer_t *timer)
-{
-	struct connection_hub *hub = container_of(timer, struct connection_hub, reread);
-	bool waits = false, news = false;
-
-	list_for_each(node, &hub->watched)
-		news |= descriptors_look(container_of(node, struct connection, in_watched));
-	list_for_each_entry(struct connection, connection, &hub->stalled, in_backlog) {
-		waits |= connection->wants_fd || connection->wants_memory;
-	}
-	if (!waits)
 		return;
-	wake_stalled(hub, NULL);
-	hub->reread_ms = news ? 1 : 2 * hub->reread_ms;
-	if (hub->reread_ms > WATCH_MS)
-		hub->reread_ms = WATCH_MS;
-	uv_timer_start(timer, hub_on_reread, hub->reread_ms, 0);
-}
-
-struct log_about connection_about(const struct connection *connection)
-{
-	const struct account *account = connection->account;
-
-	return (struct log_about){.fields = (account ? LOG_UID : 0) |
-					    (connection->peer_pid ? LOG_PID : 0),
-				  .uid = account ? account->uid : 0,
-				  .pid = connection->peer_pid};
-}
-
-static void drop(struct connection *connection, enum limit limit, enum log_level level,
-		 const char *reason)
-{
-	const struct log_about about = connection_about(connection);
-
-	connection->hub->limits->hits[limit]++;
-	log_limited_about(&connection->hub->log, &about, level, "%s", reason);
-	connection_close(connection);
-}
-
-/* Return: whether the connection needs to be looked at again; otherwise it may be closed. */
-static bool check_deadlines(struct connection *connection, uint64_t now)
-{
-	uint64_t soft_ns = connection->hub->limits->value[LIMIT_OUTPUT_SOFT_MS] * NS_PER_MS;
-
-	(void)descriptors_look(connection);
-	if (connection->send_later) {
-		connection->send_later = false;
-		output_flush(connection);
 	}
-	if (connection->unpolled)
-		connection_update_poll(connection);
-	if (connection->deadline_ns && now >= connection->deadline_ns) {
-		drop(connection, LIMIT_HELLO_MS, LOG_LEVEL_INFO,
-		     "closing a connection without hello");
+	if (!connection->input)
+		connection->input = malloc(connection->hub->receive_bytes);
+	if (!connection->input) {
+		connection_mark_broken(connection);
+		return;
+	}
+	memmove(connection->input, data + used, left);
+	connection->input_bytes = left;
+}
+
+bool input_read(struct connection *connection)
+{
+	struct connection_hub *hub = connection->hub;
+	uint8_t *data = connection->input ? connection->input : hub->receive;
+	struct iovec vec = {.iov_base = data + connection->input_bytes,
+			    .iov_len = hub->receive_bytes - connection->input_bytes};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int) * MAX_FDS_A_MESSAGE)];
+	} control;
+	struct msghdr message = {.msg_iov = &vec, .msg_iovlen = 1};
+	struct fmha_error err;
+	ssize_t n;
+
+	message.msg_control = &control;
+	message.msg_controllen = CMSG_SPACE(sizeof(int) *
+					    hub->limits->value[LIMIT_FDS_PER_MESSAGE]);
+	do
+		n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	/* libuv may report readiness once too often; what the kernel has no memory for stays there. */
+	if (n < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS))
 		return false;
+	if (n <= 0) {
+		connection_close(connection);
+		return true;
 	}
-	if (connection->output_since_ns && now >= connection->output_since_ns + soft_ns) {
-		drop(connection, LIMIT_OUTPUT_SOFT_BYTES, LOG_LEVEL_WARNING,
-		     "dropping a client that reads too slowly");
-		return false;
-	}
-	if (connection->wants_fd && connection->n_unread > 0 &&
-	    now >= connection->unread_since_ns + soft_ns) {
-		drop(connection, LIMIT_FDS_PER_CONNECTION, LOG_LEVEL_WARNING,
-		     "dropping a client that does not read its file descriptors");
-		return false;
-	}
-	return connection->deadline_ns || connection->output_since_ns || connection->n_unread > 0 ||
-	       connection->send_later || connection->unpolled;
+	connection->bytes_in += (uint64_t)n;
+	spinner_arrival(&hub->spinner, hub->turn_ns);
+	hub->last = connection;
+	connection->heard_ns = hub->turn_ns;
+	if (descriptors_collect(connection, &message, &err) < 0)
+		connection_fail(connection, &err);
+	else
+		process_input(connection, data, connection->input_bytes + (size_t)n);
+	return true;
 }
 
-/* The time that the process stood still is nobody's fault. */
-static void forgive(struct connection *connection, uint64_t pause_ns)
+void input_go_on(struct connection *connection)
 {
-	if (connection->deadline_ns)
-		connection->deadline_ns += pause_ns;
-	if (connection->output_since_ns)
-		connection->output_since_ns += pause_ns;
-	if (connection->unread_since_ns)
-		connection->unread_since_ns += pause_ns;
+	if (connection->input && connection->input_bytes > 0)
+		process_input(connection, connection->input, connection->input_bytes);
 }
-
-static void hub_on_timer(uv_timer_t *timer)
-{
-	struct connection_hub *hub = container_of(timer, struct connection_hub, timer);
-	uint64_t now = clock_ns(), since_ns = now - hub->ticked_ns;
-	uint64_t pause_ns = since_ns > PAUSE_MS * NS_PER_MS ? since_ns : 0;
-
-	hub->ticked_ns = now;
-	list_for_each_entry(struct connection, connection, &hub->watched, in_watched) {
-		if (pause_ns > 0)
-			forgive(connection, pause_ns);
-		if (!check_deadlines(connection, now))
-			list_remove(&connection->in_watched);
-	}
-	descriptors_end_lingering(hub, false);
-	if (list_is_empty(&hub->watched) && list_is_empty(&hub->lingering))
-		uv_timer_stop(&hub->timer);
-}
-
-/* ---- life ---- */
 
 /* What a control socket needs to take a message in. */
 static int reserve_input(struct connection *connection, struct fmha_error *err)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * connection_impl.h: what the files of a connection tell each other: connection.c (turns, life),
- * input.c (frames and requests), output.c (answers and their queue), request.c (requests of our
- * own, until they are answered), descriptors.c (who holds how many).
+ * connection_impl.h: what the files of a connection tell each other, each using only those after it: hub.c (turns,
+ * deadlines), connection.c (life; frames and requests; requests of our own, until they are answered), output.c
+ * (answers and their queue), descriptors.c (who holds how many), waits.c (what one waits for).
  */
 #ifndef FMHAD_BASE_CONNECTION_IMPL_H
 #define FMHAD_BASE_CONNECTION_IMPL_H
@@ -11,7 +11,16 @@
 
 struct msghdr;
 
-/* ---- connection.c ---- */
+#define WATCH_MS 100 /* between looks at those that are watched */
+
+/* The hub's functions that the loop calls. */
+struct connection_calls {
+	uv_poll_cb poll;
+	uv_idle_cb turn;
+	uv_timer_cb timer, reread;
+};
+
+/* ---- waits.c ---- */
 
 /* The connection gets a turn in the next iteration of the loop. */
 void connection_enter_backlog(struct connection *connection);
@@ -31,7 +40,7 @@ void connection_answered(struct connection *connection);
 
 /* In flight as many requests as allowed: the next frame waits where it is. */
 bool connection_is_stalled(const struct connection *connection);
-/* What a connection that reads no more waits for. */
+/* The events that a connection which reads no more waits for. */
 enum stall {
 	STALL_IN_FLIGHT,  /* fewer requests without an answer */
 	STALL_DESCRIPTOR, /* room for the descriptor of the next request's answer */
@@ -40,8 +49,19 @@ enum stall {
 
 /* Reads no more until that has changed. */
 void connection_stall(struct connection *connection, enum stall stall);
+/* Somebody has given something back: whoever stopped reading for want of it may go on. @account:
+ * whose; NULL: anybody's */
+void connection_wake_stalled(struct connection_hub *hub, const struct account *account);
 
-/* ---- input.c ---- */
+/* The charge of the connection when it has @more descriptors than now. */
+uint64_t descriptors_cost(const struct connection *connection, uint64_t more);
+/* Whether there is room for the descriptor of one more answer, by what is known already. */
+bool descriptors_fit(const struct connection *connection);
+
+/* Whose connection it is, for the log. */
+struct log_about connection_about(const struct connection *connection);
+
+/* ---- connection.c ---- */
 
 /* In a turn of the connection's. Return: whether there was any, be it the end. */
 bool input_read(struct connection *connection);
@@ -60,22 +80,12 @@ void output_uncork(struct connection_hub *hub);
 struct proto_buffer *output_begin(struct connection *connection);
 void output_end(struct connection *connection, size_t start, int fd, uint32_t id);
 
-/* ---- request.c ---- */
-
-/* An answer has come. Return: 0, or FMHA_EPROTO: nobody has asked. */
-int request_answered(struct connection *connection, const struct proto_message *message,
-		     struct fmha_error *err);
-/* The connection is over, and so are all that are open. */
-void request_end_all(struct connection *connection);
-
 /* ---- descriptors.c ---- */
 
 /* Charges the socket itself and the spare descriptors. On failure nothing is charged. */
 int descriptors_init(struct connection *connection, struct fmha_error *err);
 /* Whether request @method may be dealt with now: there is room for the descriptor of its answer. */
 bool descriptors_have_room(struct connection *connection, int method);
-/* The same for any such answer, by what is known already. */
-bool descriptors_fit(const struct connection *connection);
 /* Reserves what request @id will answer with; there is room. */
 void descriptors_reserve(struct connection *connection, uint32_t id, int method);
 /* Ends the reservation of request @id if it has one. Return: whether it had. */
@@ -96,8 +106,5 @@ void descriptors_close(struct connection *connection);
 void descriptors_deinit(struct connection *connection);
 /* Closes the sockets of the dead whose peers are done with them; all of them if @now. */
 void descriptors_end_lingering(struct connection_hub *hub, bool now);
-
-/* Whose connection it is, for the log. */
-struct log_about connection_about(const struct connection *connection);
 
 #endif

@@ -12,18 +12,67 @@
  * The first few of a connection, hub->spare_fds, are charged as long as it lives. Whoever was let
  * in can therefore always get an answer, however much its user has taken elsewhere.
  */
-#include "connection_impl.h"
-
 #include <assert.h>
+#include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <proto/error.h>
-
 #include <base/clock.h>
 #include <base/socket.h>
+#include <proto/error.h>
+
+#include "connection_impl.h"
+
+/* ---- socket ---- */
+
+static ssize_t send_with_fd(int socket, const uint8_t *data, size_t n, int fd)
+{
+	struct iovec vec = {.iov_base = (void *)data, .iov_len = n};
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct msghdr message = {.msg_iov = &vec,
+				 .msg_iovlen = 1,
+				 .msg_control = &control,
+				 .msg_controllen = sizeof(control.space)};
+
+	memset(&control, 0, sizeof(control));
+	control.header.cmsg_level = SOL_SOCKET;
+	control.header.cmsg_type = SCM_RIGHTS;
+	control.header.cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(&control.header), &fd, sizeof(int));
+	return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t socket_send(int socket, const uint8_t *data, size_t n, int fd)
+{
+	ssize_t sent;
+
+	do
+		sent = fd < 0 ? send(socket, data, n, MSG_DONTWAIT | MSG_NOSIGNAL)
+			      : send_with_fd(socket, data, n, fd);
+	while (sent < 0 && errno == EINTR);
+	if (sent < 0 && errno == ETOOMANYREFS)
+		return SOCKET_TOO_MANY_FDS;
+	if (sent < 0 && (errno == ENOBUFS || errno == ENOMEM))
+		return SOCKET_NO_MEMORY;
+	if (sent < 0 && errno == EAGAIN)
+		return 0;
+	return sent;
+}
+
+/* A measure of what was sent and not read yet; 0: nothing, or the peer is gone. */
+static uint32_t socket_unread(int socket)
+{
+	int left = 0;
+
+	return ioctl(socket, SIOCOUTQ, &left) < 0 || left < 0 ? 0 : (uint32_t)left;
+}
 
 #define MAX_FDS_A_MESSAGE 64 /* the most that LIMIT_FDS_PER_MESSAGE can be */
 
@@ -37,29 +86,10 @@ struct lingering {
 
 /* ---- charging ---- */
 
-static uint64_t cost(const struct connection *connection, uint64_t more)
-{
-	uint64_t n = (uint64_t)connection->n_fds + connection->n_answer_fds + connection->n_held +
-		     more;
-
-	if (!connection->closing && n < connection->hub->spare_fds)
-		n = connection->hub->spare_fds;
-	return n + 1; /* the socket */
-}
-
-static bool has_room(const struct connection *connection, uint64_t n)
-{
-	uint64_t wanted = cost(connection, n);
-
-	return wanted <= connection->charged_fds ||
-	       account_has_room(connection->account, ACCOUNT_DESCRIPTORS,
-				wanted - connection->charged_fds);
-}
-
 /* Before @n more are counted. */
-static int charge(struct connection *connection, uint64_t n, struct fmha_error *err)
+static int descriptors_charge(struct connection *connection, uint64_t n, struct fmha_error *err)
 {
-	uint64_t wanted = cost(connection, n);
+	uint64_t wanted = descriptors_cost(connection, n);
 	int r;
 
 	if (!connection->account || wanted <= connection->charged_fds)
@@ -72,9 +102,9 @@ static int charge(struct connection *connection, uint64_t n, struct fmha_error *
 }
 
 /* After fewer are counted. */
-static void settle(struct connection *connection)
+static void descriptors_settle(struct connection *connection)
 {
-	uint64_t now = cost(connection, 0), before = connection->charged_fds;
+	uint64_t now = descriptors_cost(connection, 0), before = connection->charged_fds;
 
 	if (!connection->account || now >= before)
 		return;
@@ -87,7 +117,7 @@ static void add_answer_fds(struct connection *connection, int32_t n)
 	connection->n_answer_fds += (uint32_t)n;
 	connection->hub->n_answer_fds += (uint64_t)(int64_t)n;
 	if (n < 0)
-		settle(connection);
+		descriptors_settle(connection);
 }
 
 /* What the user's other connections have read meanwhile makes room, too. */
@@ -102,12 +132,12 @@ static void look_at_user(struct connection_hub *hub, const struct account *accou
 
 int descriptors_init(struct connection *connection, struct fmha_error *err)
 {
-	return charge(connection, 0, err);
+	return descriptors_charge(connection, 0, err);
 }
 
 int connection_hold_fds(struct connection *connection, uint32_t n, struct fmha_error *err)
 {
-	int r = charge(connection, n, err);
+	int r = descriptors_charge(connection, n, err);
 
 	if (r == 0)
 		connection->n_held += n;
@@ -120,20 +150,10 @@ void connection_release_fds(struct connection *connection, uint32_t n)
 		return; /* settled with everything else */
 	assert(connection->n_held >= n);
 	connection->n_held -= n;
-	settle(connection);
+	descriptors_settle(connection);
 }
 
 /* ---- those of answers ---- */
-
-bool descriptors_fit(const struct connection *connection)
-{
-	const struct connection_hub *hub = connection->hub;
-	const uint64_t *limit = hub->limits->value;
-
-	/* The kernel counts what all of the daemon's processes have sent. */
-	return connection->n_answer_fds < limit[LIMIT_FDS_PER_CONNECTION] &&
-	       hub->n_answer_fds < limit[LIMIT_FDS] / hub->n_processes && has_room(connection, 1);
-}
 
 bool descriptors_have_room(struct connection *connection, int method)
 {
@@ -153,7 +173,7 @@ void descriptors_reserve(struct connection *connection, uint32_t id, int method)
 	if (!connection->reserved)
 		connection->reserved = malloc(limit[LIMIT_FDS_PER_CONNECTION] * sizeof(uint32_t));
 	/* Without a reservation it is charged when it is answered. */
-	if (!connection->reserved || charge(connection, 1, NULL) < 0)
+	if (!connection->reserved || descriptors_charge(connection, 1, NULL) < 0)
 		return;
 	connection->reserved[connection->n_reserved++] = id;
 	add_answer_fds(connection, 1);
@@ -184,7 +204,7 @@ int descriptors_take(struct connection *connection, uint32_t id, struct fmha_err
 
 	if (!connection->account || forget_reservation(connection, id))
 		return 0;
-	r = charge(connection, 1, err);
+	r = descriptors_charge(connection, 1, err);
 	if (r == 0)
 		add_answer_fds(connection, 1);
 	return r;
@@ -244,10 +264,10 @@ static uint32_t received_fds(const struct msghdr *message, int *fds)
 
 static int charge_received(struct connection *connection, uint32_t n)
 {
-	if (charge(connection, n, NULL) == 0)
+	if (descriptors_charge(connection, n, NULL) == 0)
 		return 0;
 	look_at_user(connection->hub, connection->account);
-	return charge(connection, n, NULL);
+	return descriptors_charge(connection, n, NULL);
 }
 
 int descriptors_collect(struct connection *connection, const struct msghdr *message,
@@ -294,7 +314,7 @@ int connection_take_fd(struct connection *connection)
 	fd = connection->fds[0];
 	connection->n_fds--;
 	memmove(connection->fds, connection->fds + 1, connection->n_fds * sizeof(int));
-	settle(connection);
+	descriptors_settle(connection);
 	return fd;
 }
 
@@ -313,7 +333,7 @@ void descriptors_close(struct connection *connection)
 	add_answer_fds(connection,
 		       (int32_t)connection->n_unread - (int32_t)connection->n_answer_fds);
 	(void)descriptors_look(connection);
-	settle(connection);
+	descriptors_settle(connection);
 }
 
 static bool linger(struct connection *connection)

@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 static uint32_t append(const struct config_device *model, const char *backend, uint32_t index,

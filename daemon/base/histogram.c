@@ -7,7 +7,7 @@
 
 /* Values below SUB have a bucket each; then the top bit picks the row, the next 3 bits the column.
  */
-static size_t bucket_of(uint64_t value)
+static size_t histogram_bucket(uint64_t value)
 {
 	unsigned int top;
 	size_t bucket;
@@ -36,12 +36,12 @@ void histogram_add(struct histogram *histogram, uint64_t value)
 	histogram->sum += value;
 	if (value > histogram->max)
 		histogram->max = value;
-	histogram->buckets[bucket_of(value)]++;
+	histogram->buckets[histogram_bucket(value)]++;
 }
 
 uint64_t histogram_count_below(const struct histogram *histogram, unsigned int power)
 {
-	size_t end = bucket_of(UINT64_C(1) << power);
+	size_t end = histogram_bucket(UINT64_C(1) << power);
 	uint64_t n = 0;
 
 	for (size_t i = 0; i < end; i++)

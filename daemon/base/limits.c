@@ -50,6 +50,10 @@ void limits_resolve(struct limits *limits, uint64_t memory_bytes, bool keeps_cod
 		value[LIMIT_MEMORY_BYTES] = memory_bytes / 4 * 3;
 	if (value[LIMIT_MEMORY_BYTES_PER_UID] == 0)
 		value[LIMIT_MEMORY_BYTES_PER_UID] = memory_bytes / 2;
+	if (value[LIMIT_POOL_BYTES] == 0)
+		value[LIMIT_POOL_BYTES] = limits_host_memory() / 2;
+	if (value[LIMIT_POOL_BYTES_PER_UID] == 0)
+		value[LIMIT_POOL_BYTES_PER_UID] = limits_host_memory() / 4;
 	if (value[LIMIT_KERNELS] == 0)
 		value[LIMIT_KERNELS] = least_of(fds / 4, MOST_KERNELS);
 	if (value[LIMIT_KERNELS_IDLE] == 0)

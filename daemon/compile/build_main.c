@@ -3,30 +3,32 @@
  * fmhad-build: fills a cache of compiled kernels ahead of time, on a machine that needs no GPU. Run
  * by `fmhactl build`.
  */
-#include <errno.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <compile/build_identity.h>
 #include <compile/build_usage.h>
-#include <compile/paths.h>
+#include <compile/config.h>
 #include <compile/queue.h>
-#include <kernels/backends.h>
-#include <kernels/gpu_catalogue.h>
+#include <catalogue/backends.h>
+#include <catalogue/gpu_catalogue.h>
 #include <proto/error.h>
 #include <specs/filter.h>
+#include <specs/set.h>
 #include <specs/space.h>
 
 #define EXIT_FAILED 1
 #define EXIT_USAGE  2
 #define EXIT_FILES  5
-#define SLOTS       (1 << 18) /* of the table of identities; a power of two */
+#define SLOTS       (1 << 19) /* of the table of identities; a power of two */
 #define MAX_WANTED  256
+#define MAX_SETS    16
+#define MAX_FILTERS 17 /* --filter, and files */
 
 static const struct cli_usage build_usage = BUILD_USAGE;
 
@@ -44,6 +46,10 @@ struct build {
 	int jobs, list, spills_fail;
 	struct wanted wanted[MAX_WANTED];
 	int n_wanted;
+	const char *sets[MAX_SETS], *filter_files[MAX_FILTERS - 1];
+	int n_sets, n_filter_files;
+	struct spec_filter *filters[MAX_FILTERS]; /* all of them have to hold */
+	int n_filters;
 	struct spec_catalog *catalog;
 	/* Words of identities, open addressing: many specs share a kernel. */
 	uint64_t *seen;
@@ -68,7 +74,7 @@ static int usage(const char *fmt, const char *value)
 	return EXIT_USAGE;
 }
 
-static int parse(struct build *build, int argc, char **argv)
+static int build_parse(struct build *build, int argc, char **argv)
 {
 	char *end;
 	int id;
@@ -83,6 +89,16 @@ static int parse(struct build *build, int argc, char **argv)
 			break;
 		case BUILD_FILTER:
 			build->filter = optarg;
+			break;
+		case BUILD_FILTER_FILE:
+			if (build->n_filter_files == MAX_FILTERS - 1)
+				return usage("--filter-file %s: too many of them", optarg);
+			build->filter_files[build->n_filter_files++] = optarg;
+			break;
+		case BUILD_SET:
+			if (build->n_sets == MAX_SETS)
+				return usage("--set %s: too many of them", optarg);
+			build->sets[build->n_sets++] = optarg;
 			break;
 		case BUILD_KERNEL:
 			if (build->n_wanted == MAX_WANTED)
@@ -199,9 +215,12 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 static int make_kernel(const struct build *build, const struct kernel_spec *spec,
 		       struct gpu_kernel *ret_kernel)
 {
+	struct traits traits;
+
+	spec_traits(&spec->signature, &traits);
 	return gpu_kernel_of_spec(build->arch,
 				  spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
-				  spec, NULL, ret_kernel);
+				  spec, &traits, ret_kernel);
 }
 
 /* Builds the kernel, or prints its name where there is no queue; the same one once. */
@@ -228,43 +247,87 @@ static int add_kernel(struct build *build, struct compile_queue *queue,
 typedef int (*spec_visitor)(struct build *build, struct compile_queue *queue,
 			    const struct kernel_spec *spec, struct fmha_error *err);
 
-static int visit_specs(struct build *build, struct compile_queue *queue, struct spec_space *space,
-		       const struct spec_filter *filter, spec_visitor visit, struct fmha_error *err)
+/* Do the filters and the profile let it through? */
+static bool is_kept(const struct build *build, int profile, const struct kernel_spec *spec)
 {
-	int profile = build->profile ? spec_profile_find(build->catalog, build->profile) : -1;
-	struct spec_iter *iter = spec_iter_new(space, filter);
-	const struct kernel_spec *spec;
-	int r = 0;
+	for (int i = 0; i < build->n_filters; i++)
+		if (!spec_filter_match(build->filters[i], spec))
+			return false;
+	return profile < 0 || spec_profile_keeps(build->catalog, profile, spec);
+}
 
-	if (!iter)
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+static int profile_of(const struct build *build)
+{
+	return build->profile ? spec_profile_parse(build->catalog, build->profile) : -1;
+}
+
+static int visit_space(struct build *build, struct compile_queue *queue, spec_visitor visit,
+		       struct fmha_error *err)
+{
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->arch);
+	int profile = profile_of(build);
+	struct spec_space *space = NULL;
+	struct spec_iter *iter = NULL;
+	const struct kernel_spec *spec;
+	int r = spec_space_new(build->catalog, &options, &space, err);
+
+	if (r == 0) {
+		iter = spec_iter_new(space, NULL);
+		if (!iter)
+			r = fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	}
 	while (r == 0 && (spec = spec_iter_next(iter)))
-		if (profile < 0 || spec_profile_keeps(build->catalog, profile, spec))
+		if (is_kept(build, profile, spec))
 			r = visit(build, queue, spec, err);
 	(void)spec_iter_free(iter);
+	(void)spec_space_free(space);
 	return r < 0 ? r : 0;
 }
 
-static int walk(struct build *build, struct compile_queue *queue, spec_visitor visit,
-		struct fmha_error *err)
+/* The kernels of the files of --set: of this build's own, whatever else a file may declare. */
+static int visit_sets(struct build *build, struct compile_queue *queue, spec_visitor visit,
+		      struct fmha_error *err)
 {
-	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->arch);
-	struct spec_filter *filter = NULL;
-	struct spec_space *space = NULL;
+	int profile = profile_of(build);
+	struct spec_set *set = spec_set_new(build->catalog);
+	int r = set ? 0 : fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+
+	for (int i = 0; i < build->n_sets && r == 0; i++)
+		r = spec_set_add_file(set, build->sets[i], build->arch, "gpu", err);
+	for (size_t i = 0; r == 0 && i < spec_set_size(set); i++)
+		if (is_kept(build, profile, spec_set_at(set, i)))
+			r = visit(build, queue, spec_set_at(set, i), err);
+	(void)spec_set_free(set);
+	return r < 0 ? r : 0;
+}
+
+static int read_filters(struct build *build, struct fmha_error *err)
+{
 	char diagram[SPEC_EXPLAIN_BYTES] = "";
 	int r = 0;
 
-	if (build->filter)
-		r = spec_filter_compile(build->catalog, build->filter, &filter, diagram, err);
-	if (r < 0)
+	if (build->filter) {
+		r = spec_filter_compile(build->catalog, build->filter,
+					&build->filters[build->n_filters], diagram, err);
+		build->n_filters += r == 0;
+	}
+	for (int i = 0; i < build->n_filter_files && r == 0; i++) {
+		r = spec_filter_read(build->catalog, build->filter_files[i],
+				     &build->filters[build->n_filters], diagram, err);
+		build->n_filters += r == 0;
+		if (r < 0 && diagram[0])
+			(void)fprintf(stderr, "%s: ", build->filter_files[i]);
+	}
+	if (r < 0 && diagram[0])
 		(void)fprintf(stderr, "%s\n", diagram);
-	if (r == 0)
-		r = spec_space_new(build->catalog, &options, &space, err);
-	if (r == 0)
-		r = visit_specs(build, queue, space, filter, visit, err);
-	(void)spec_space_free(space);
-	(void)spec_filter_free(filter);
 	return r;
+}
+
+static int build_walk(struct build *build, struct compile_queue *queue, spec_visitor visit,
+		      struct fmha_error *err)
+{
+	return build->n_sets > 0 ? visit_sets(build, queue, visit, err)
+				 : visit_space(build, queue, visit, err);
 }
 
 static int visit_all(struct build *build, struct compile_queue *queue,
@@ -334,15 +397,17 @@ static int find_wanted(struct build *build, struct fmha_error *err)
 		n_missing += !build->wanted[i].found;
 	}
 	if (n_missing > 0)
-		r = walk(build, NULL, visit_wanted, err);
+		r = build_walk(build, NULL, visit_wanted, err);
 	for (int i = 0; i < build->n_wanted && r == 0; i++)
 		if (!build->wanted[i].found)
 			r = fmha_error_set(err, FMHA_EINVAL,
 					   "--kernel %.120s: %s has no such kernel%s; --list names "
 					   "them",
 					   build->wanted[i].name, build->arch,
-					   build->filter || build->profile ? " in this selection"
-									   : "");
+					   build->n_filters > 0 || build->profile ||
+							   build->n_sets > 0
+						   ? " in this selection"
+						   : "");
 	return r;
 }
 
@@ -356,7 +421,7 @@ static int add_kernels(struct build *build, struct compile_queue *queue, struct 
 	if (build->n_wanted == 0)
 		r = add_kernel(build, queue, &tables, err);
 	if (build->n_wanted == 0 && r == 0)
-		return walk(build, queue, visit_all, err);
+		return build_walk(build, queue, visit_all, err);
 	for (int i = 0; i < build->n_wanted && r == 0; i++)
 		r = add_kernel(build, queue, &build->wanted[i].kernel, err);
 	return r;
@@ -394,13 +459,18 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 {
 	struct compile_queue_status status;
 	struct compile_queue *queue = NULL;
+	struct timespec start, end;
+	double seconds;
 	int r = compile_queue_new(&build->config, cache, build->jobs, false, &queue, err);
 
 	if (r < 0)
 		return r;
+	(void)clock_gettime(CLOCK_MONOTONIC, &start);
 	r = add_kernels(build, queue, err);
 	if (r == 0)
 		compile_queue_drain(queue);
+	(void)clock_gettime(CLOCK_MONOTONIC, &end);
+	seconds = (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9;
 	compile_queue_status(queue, &status);
 	(void)compile_queue_free(queue);
 	if (r < 0)
@@ -408,10 +478,11 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 	if (build->is_terminal)
 		(void)fputs("\r\033[K", stderr);
 	(void)printf("%s: %zu kernels: %llu built, %llu in the cache already, %u failed, "
-		     "%u spill registers\n",
+		     "%u spill registers; %.1f s, %.2f built a second with %d at a time\n",
 		     build->arch, build->n_seen, (unsigned long long)status.built,
 		     (unsigned long long)status.hits, atomic_load(&build->n_failed),
-		     atomic_load(&build->n_spilling));
+		     atomic_load(&build->n_spilling), seconds,
+		     (double)status.built / (seconds > 0 ? seconds : 1), build->jobs);
 	return 0;
 }
 
@@ -446,45 +517,79 @@ static int check_arch(const struct build *build, struct fmha_error *err)
 
 static int check_profile(const struct build *build, struct fmha_error *err)
 {
-	if (!build->profile || spec_profile_find(build->catalog, build->profile) >= 0)
+	if (!build->profile || spec_profile_parse(build->catalog, build->profile) >= 0)
 		return 0;
 	return fmha_error_set(err, FMHA_EINVAL,
 			      "profile %s: there is none; `fmhactl profiles` lists them",
 			      build->profile);
 }
 
-static int run(struct build *build, struct fmha_error *err)
+static int compile_into(struct build *build, struct cache *cache, struct fmha_error *err)
+{
+	int r = cache_check(cache, err);
+
+	if (r < 0)
+		return r;
+	r = compile_all(build, cache, err);
+	return r < 0 ? r : check_stored(cache, err);
+}
+
+static int pack(const struct build *build, struct cache *cache, struct fmha_error *err)
+{
+	int64_t packed = cache_pack(cache, build->pack, err);
+
+	if (packed < 0)
+		return (int)packed;
+	(void)printf("%s: %lld kernels\n", build->pack, (long long)packed);
+	return 0;
+}
+
+static int compile_and_pack(struct build *build, struct fmha_error *err)
 {
 	const struct cache_config config = {.writable = build->cache};
 	struct cache *cache = NULL;
-	int64_t packed;
+	int r = check_compiler(build, err);
+
+	if (r < 0)
+		return r;
+	r = cache_new(&config, &cache, err);
+	if (r < 0)
+		return r;
+	r = compile_into(build, cache, err);
+	if (r == 0 && build->pack)
+		r = pack(build, cache, err);
+	(void)cache_free(cache);
+	return r;
+}
+
+static int list_or_compile(struct build *build, struct fmha_error *err)
+{
 	int r = spec_catalog_load(NULL, fmha_backends, &build->catalog, err);
 
-	if (r == 0)
-		r = check_arch(build, err);
-	if (r == 0)
-		r = check_profile(build, err);
-	if (r == 0 && build->n_wanted > 0)
+	if (r < 0)
+		return r;
+	r = check_arch(build, err);
+	if (r < 0)
+		return r;
+	r = check_profile(build, err);
+	if (r < 0)
+		return r;
+	r = read_filters(build, err);
+	if (r < 0)
+		return r;
+	if (build->n_wanted > 0)
 		r = find_wanted(build, err);
-	if (r == 0 && build->list)
-		r = add_kernels(build, NULL, err);
-	else if (r == 0)
-		r = check_compiler(build, err);
-	if (r == 0 && !build->list)
-		r = cache_new(&config, &cache, err);
-	if (r == 0 && !build->list)
-		r = cache_check(cache, err);
-	if (r == 0 && !build->list)
-		r = compile_all(build, cache, err);
-	if (r == 0 && !build->list)
-		r = check_stored(cache, err);
-	if (r == 0 && build->pack) {
-		packed = cache_pack(cache, build->pack, err);
-		r = packed < 0 ? (int)packed : 0;
-		if (r == 0)
-			(void)printf("%s: %lld kernels\n", build->pack, (long long)packed);
-	}
-	(void)cache_free(cache);
+	if (r < 0)
+		return r;
+	return build->list ? add_kernels(build, NULL, err) : compile_and_pack(build, err);
+}
+
+static int run(struct build *build, struct fmha_error *err)
+{
+	int r = list_or_compile(build, err);
+
+	for (int i = 0; i < build->n_filters; i++)
+		(void)spec_filter_free(build->filters[i]);
 	build->catalog = spec_catalog_free(build->catalog);
 	return r;
 }
@@ -512,7 +617,7 @@ int main(int argc, char **argv)
 	build.cache = build.paths.cache;
 	build.config.helper = build.paths.helper;
 	build.config.source_dir = build.paths.sources;
-	r = parse(&build, argc, argv);
+	r = build_parse(&build, argc, argv);
 	if (r != 0)
 		return r;
 	build.seen = calloc(SLOTS, sizeof(*build.seen));

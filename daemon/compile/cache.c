@@ -3,9 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <nettle/sha2.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -15,11 +15,137 @@
 
 #include "cleanup.h"
 #include "directory.h"
-#include "entry.h"
-#include "ledger.h"
 #include "now.h"
 #include "pack.h"
-#include "recent.h"
+
+/* ---- recent ---- */
+
+/*
+ * Entries that the disk did not take, so that a machine without a usable cache does not
+ * build one kernel twice in a row. Bounded; what was used last stays.
+ */
+
+struct recent_entry;
+
+struct recent {
+	struct recent_entry *first; /* used last */
+	uint64_t bytes, max_bytes;
+	size_t n;
+};
+
+struct recent_entry {
+	struct recent_entry *next;
+	struct cache_key key;
+	struct cache_entry *entry;
+};
+
+static uint64_t size_of(const struct cache_entry *entry)
+{
+	return sizeof(struct recent_entry) + sizeof(*entry) + entry->code_bytes +
+	       (entry->log ? strlen(entry->log) + 1 : 0);
+}
+
+static struct cache_entry *copy_entry(const struct cache_entry *entry)
+{
+	_cleanup_(cache_entry_freep) struct cache_entry *copy = malloc(sizeof(*copy));
+	struct cache_entry *given;
+
+	if (!copy)
+		return NULL;
+	*copy = *entry;
+	copy->log = strdup(entry->log ? entry->log : "");
+	copy->code = malloc(entry->code_bytes ? entry->code_bytes : 1);
+	if (!copy->log || !copy->code)
+		return NULL;
+	memcpy(copy->code, entry->code, entry->code_bytes);
+	given = copy;
+	copy = NULL;
+	return given;
+}
+
+static void recent_drop(struct recent *recent, struct recent_entry **at)
+{
+	struct recent_entry *item = *at;
+
+	*at = item->next;
+	recent->n--;
+	recent->bytes -= size_of(item->entry);
+	(void)cache_entry_free(item->entry);
+	free(item);
+}
+
+static void recent_deinit(struct recent *recent)
+{
+	while (recent->first)
+		recent_drop(recent, &recent->first);
+}
+
+static struct recent_entry **recent_find_at(struct recent *recent, const struct cache_key *key)
+{
+	struct recent_entry **at = &recent->first;
+
+	while (*at && memcmp(&(*at)->key, key, sizeof(*key)) != 0)
+		at = &(*at)->next;
+	return at;
+}
+
+static void recent_remove(struct recent *recent, const struct cache_key *key)
+{
+	struct recent_entry **at = recent_find_at(recent, key);
+
+	if (*at)
+		recent_drop(recent, at);
+}
+
+static void drop_last(struct recent *recent)
+{
+	struct recent_entry **at = &recent->first;
+
+	while ((*at)->next)
+		at = &(*at)->next;
+	recent_drop(recent, at);
+}
+
+/* Keeps a copy, if there is memory for it. */
+static void recent_put(struct recent *recent, const struct cache_key *key,
+		       const struct cache_entry *entry)
+{
+	uint64_t bytes = size_of(entry);
+	struct recent_entry *item;
+
+	recent_remove(recent, key);
+	if (bytes > recent->max_bytes)
+		return;
+	while (recent->bytes + bytes > recent->max_bytes)
+		drop_last(recent);
+	item = malloc(sizeof(*item));
+	if (!item)
+		return;
+	*item = (struct recent_entry){.key = *key, .entry = copy_entry(entry)};
+	if (!item->entry) {
+		free(item);
+		return;
+	}
+	item->next = recent->first;
+	recent->first = item;
+	recent->n++;
+	recent->bytes += size_of(item->entry);
+}
+
+/* Return: 0 and an entry (given), or CACHE_MISS. */
+static int recent_load(struct recent *recent, const struct cache_key *key,
+		       struct cache_entry **ret_entry)
+{
+	struct recent_entry **at = recent_find_at(recent, key), *item = *at;
+
+	if (!item)
+		return CACHE_MISS;
+	*at = item->next;
+	item->next = recent->first;
+	recent->first = item;
+	*ret_entry = copy_entry(item->entry);
+	return *ret_entry ? 0 : CACHE_MISS;
+}
 
 #define RETRY_MS             60000
 #define DEFAULT_MEMORY_BYTES (64u << 20)
@@ -44,28 +170,6 @@ struct cache {
 	struct recent recent;
 	struct cache_status status;
 };
-
-struct cache_key cache_key_of(const struct cache_key_part *parts, size_t n_parts)
-{
-	struct sha256_ctx sha;
-	struct cache_key key;
-
-	sha256_init(&sha);
-	for (size_t i = 0; i < n_parts; i++) {
-		uint64_t size = parts[i].size;
-
-		sha256_update(&sha, sizeof(size), (const uint8_t *)&size);
-		sha256_update(&sha, parts[i].size, parts[i].data);
-	}
-	sha256_digest(&sha, sizeof(key.bytes), key.bytes);
-	return key;
-}
-
-void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES])
-{
-	for (size_t i = 0; i < CACHE_KEY_BYTES; i++)
-		(void)snprintf(ret_hex + 2 * i, 3, "%02x", key->bytes[i]);
-}
 
 /* ---- making and opening ---- */
 

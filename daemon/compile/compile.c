@@ -4,24 +4,250 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <compile/config.h>
 #include <files/files.h>
+#include <fmha/base.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
 #include "fit.h"
-#include "helper_run.h"
 #include "now.h"
 
+/* ---- helper run ---- */
+
+/* One run of the helper program, fmhad-compile, to its end or its deadline. */
+
+/* Exit status: memory, files or processes lacked; the source is not judged. */
+#define HELPER_LACKED 4
+
+/* The helper's descriptor of the file that takes the code object, and its name there. A file
+ * without a name: nothing is left of it, whoever is killed. */
+#define HELPER_CODE_FD   3
+#define HELPER_CODE_PATH "/proc/self/fd/3"
+
+/* What a helper run printed, and how it ended. */
+struct helper_result {
+	char *text[2]; /* stdout, stderr; NUL-terminated, NULL: nothing */
+	size_t bytes[2];
+	int status; /* of waitpid() */
+	uint32_t elapsed_ms;
+};
+
+/*
+ * @code: borrowed, becomes HELPER_CODE_FD; -1: none
+ * Return: 0, whatever the helper's exit status; FMHA_EIO (it cannot be started), FMHA_ETIMEDOUT,
+ * FMHA_ECANCELED.
+ */
+int helper_run(const struct compile_config *config, char *const argv[], int code,
+	       struct helper_result *ret_result, struct fmha_error *err);
+void helper_result_deinit(struct helper_result *result);
+
+#define DEFAULT_DEADLINE_MS 60000
+
+uint32_t compile_deadline_ms(const struct compile_config *config)
+{
+	return config->deadline_ms ? config->deadline_ms : DEFAULT_DEADLINE_MS;
+}
+
+#define MAX_OUTPUT_BYTES (1u << 20)
+
+void helper_result_deinit(struct helper_result *result)
+{
+	free(result->text[0]);
+	free(result->text[1]);
+}
+
+/* The helper's whole environment: nothing of ours leaks in, LD_PRELOAD and HSA_* least of all. */
+static int helper_environment(const struct compile_config *config, char *storage, size_t size,
+			      char *ret_env[4])
+{
+	size_t n = 0;
+	int used;
+
+	ret_env[n++] = "PATH=/usr/local/bin:/usr/bin:/bin:/opt/rocm/bin";
+	ret_env[n++] = "LC_ALL=C";
+	if (config->library_path) {
+		used = snprintf(storage, size, "LD_LIBRARY_PATH=%s", config->library_path);
+		if (used < 0 || (size_t)used >= size)
+			return -1;
+		ret_env[n++] = storage;
+	}
+	ret_env[n] = NULL;
+	return 0;
+}
+
+/* @code: -1, or what becomes HELPER_CODE_FD. */
+static int helper_spawn(const struct compile_config *config, char *const argv[],
+			const int write_ends[2], int code, pid_t *ret_pid, struct fmha_error *err)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	char library_path[PATH_MAX];
+	char *env[4];
+	sigset_t none;
+	int r, lacking;
+
+	if (helper_environment(config, library_path, sizeof(library_path), env) < 0)
+		return fmha_error_set(err, FMHA_EINVAL, "library_path: too long");
+	(void)sigemptyset(&none);
+	(void)posix_spawn_file_actions_init(&actions);
+	/* Each fails for want of memory only. */
+	lacking = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	lacking |= posix_spawn_file_actions_adddup2(&actions, write_ends[0], 1);
+	lacking |= posix_spawn_file_actions_adddup2(&actions, write_ends[1], 2);
+	if (code >= 0)
+		lacking |= posix_spawn_file_actions_adddup2(&actions, code, HELPER_CODE_FD);
+	(void)posix_spawnattr_init(&attributes);
+	/* A group of its own, so that a compiler that the helper started ends with it. */
+	(void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+	(void)posix_spawnattr_setpgroup(&attributes, 0);
+	(void)posix_spawnattr_setsigmask(&attributes, &none);
+	r = lacking ? ENOMEM
+		    : posix_spawn(ret_pid, config->helper, &actions, &attributes, argv, env);
+	(void)posix_spawn_file_actions_destroy(&actions);
+	(void)posix_spawnattr_destroy(&attributes);
+	if (r != 0)
+		return fmha_error_set(err, FMHA_EIO, "%s: %s", config->helper, strerror(r));
+	return 0;
+}
+
+enum { DRAIN_MORE, DRAIN_ENDED };
+
+/* Takes what is there. Output beyond the cap is dropped. Return: also FMHA_ENOMEM. */
+static int drain(int fd, char **text, size_t *bytes)
+{
+	char chunk[4096];
+	ssize_t n = read(fd, chunk, sizeof(chunk));
+
+	if (n < 0)
+		return errno == EINTR || errno == EAGAIN ? DRAIN_MORE : DRAIN_ENDED;
+	if (n == 0)
+		return DRAIN_ENDED;
+	if (*bytes + (size_t)n <= MAX_OUTPUT_BYTES) {
+		char *grown = realloc(*text, *bytes + (size_t)n + 1);
+
+		if (!grown)
+			return FMHA_ENOMEM;
+		memcpy(grown + *bytes, chunk, (size_t)n);
+		*text = grown;
+		*bytes += (size_t)n;
+		grown[*bytes] = '\0';
+	}
+	return DRAIN_MORE;
+}
+
+/* Reads both streams until they end: 0; or FMHA_ETIMEDOUT, or FMHA_ECANCELED by @stop, or
+ * FMHA_ENOMEM. */
+static int helper_collect(int out, int errors, int stop, int64_t deadline,
+			  struct helper_result *result)
+{
+	struct pollfd fds[3] = {{.fd = out, .events = POLLIN},
+				{.fd = errors, .events = POLLIN},
+				{.fd = stop > 0 ? stop : -1, .events = POLLIN}};
+
+	while (fds[0].fd >= 0 || fds[1].fd >= 0) {
+		int64_t left = deadline - now_ms();
+
+		if (left <= 0)
+			return FMHA_ETIMEDOUT;
+		if (poll(fds, 3, (int)left) < 0)
+			continue; /* EINTR: revents are undefined */
+		if (fds[2].revents)
+			return FMHA_ECANCELED;
+		for (int i = 0; i < 2; i++) {
+			int r = fds[i].fd >= 0 && fds[i].revents
+					? drain(fds[i].fd, &result->text[i], &result->bytes[i])
+					: DRAIN_MORE;
+
+			if (r < 0)
+				return r;
+			if (r == DRAIN_ENDED)
+				fds[i].fd = -1;
+		}
+	}
+	return 0;
+}
+
+/* Waits for the helper, or ends it: after a clean end only stragglers of the group are left to be
+ * ended, before the leader is reaped, while its number cannot belong to anybody else. */
+static int helper_reap(pid_t pid, bool ended)
+{
+	int status = 0;
+
+	if (ended)
+		(void)waitid(P_PID, (id_t)pid, &(siginfo_t){0}, WEXITED | WNOWAIT);
+	(void)kill(-pid, SIGKILL);
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	return status;
+}
+
+static int helper_talk(const struct compile_config *config, char *const argv[], int code,
+		       const int out[2], const int errors[2], struct helper_result *result,
+		       struct fmha_error *err)
+{
+	int64_t start = now_ms();
+	pid_t pid;
+	int r = helper_spawn(config, argv, (int[]){out[1], errors[1]}, code, &pid, err);
+
+	(void)close(out[1]);
+	(void)close(errors[1]);
+	if (r < 0)
+		return r;
+	if (config->nice > 0)
+		(void)setpriority(PRIO_PGRP, (id_t)pid,
+				  getpriority(PRIO_PROCESS, 0) + config->nice);
+	r = helper_collect(out[0], errors[0], config->stop_fd, start + compile_deadline_ms(config),
+			   result);
+	result->status = helper_reap(pid, r == 0);
+	result->elapsed_ms = (uint32_t)(now_ms() - start);
+	if (r == FMHA_ETIMEDOUT)
+		return fmha_error_set(err, r, "the compiler did not end within %u ms",
+				      compile_deadline_ms(config));
+	if (r == FMHA_ENOMEM)
+		return fmha_error_set(err, r, "no memory for what the compiler says");
+	return r < 0 ? fmha_error_set(err, r, "the build was cancelled") : 0;
+}
+
+int helper_run(const struct compile_config *config, char *const argv[], int code,
+	       struct helper_result *ret_result, struct fmha_error *err)
+{
+	struct helper_result result = {0};
+	int out[2], errors[2], r;
+
+	if (pipe2(out, O_CLOEXEC) < 0)
+		return fmha_error_set(err, FMHA_EIO, "pipe: %s", strerror(errno));
+	if (pipe2(errors, O_CLOEXEC) < 0) {
+		(void)close(out[0]);
+		(void)close(out[1]);
+		return fmha_error_set(err, FMHA_EIO, "pipe: %s", strerror(errno));
+	}
+	r = helper_talk(config, argv, code, out, errors, &result, err);
+	(void)close(out[0]);
+	(void)close(errors[0]);
+	if (r < 0)
+		helper_result_deinit(&result);
+	else
+		*ret_result = result;
+	return r;
+}
+
 #define CODE_FORMAT          "fmhad code 2" /* bump when options are built differently */
-#define DEFAULT_DEADLINE_MS  60000
 #define DEFAULT_MEMORY_BYTES (8ull << 30)
 #define MAX_SOURCE_BYTES     (4u << 20)
 #define MAX_SOURCES          128
@@ -43,11 +269,6 @@ const char *compile_default(const char *arch)
 static const char *compiler_of(const struct compile_request *request)
 {
 	return request->compiler ? request->compiler : compile_default(request->build.arch);
-}
-
-uint32_t compile_deadline_ms(const struct compile_config *config)
-{
-	return config->deadline_ms ? config->deadline_ms : DEFAULT_DEADLINE_MS;
 }
 
 int compile_version(const struct compile_config *config, const char *compiler, char ret_version[96],
@@ -169,21 +390,35 @@ static bool is_source(const char *name)
 	return dot && name[0] != '.' && (strcmp(dot, ".h") == 0 || strcmp(dot, ".hip") == 0);
 }
 
-/* Adds every source of @dir, in the order of names, as two parts each: name and content. */
+/* The sources of @dir, and after them what lies in its folders but for host code, by their paths from @top. */
+static void find_sources(const char *top, const char *under, char **names, size_t *n)
+{
+	_cleanup_(closedirp) DIR *stream = NULL;
+	char path[PATH_MAX];
+	struct dirent *item;
+
+	(void)snprintf(path, sizeof(path), "%s/%s", top, under);
+	stream = opendir(path);
+	while (stream && (item = readdir(stream)) && *n < MAX_SOURCES) {
+		(void)snprintf(path, sizeof(path), "%s%s", under, item->d_name);
+		if (is_source(item->d_name))
+			*n += (names[*n] = strdup(path)) != NULL;
+		else if (!*under && item->d_name[0] != '.' && strcmp(item->d_name, "host") != 0)
+			find_sources(top, strcat(path, "/"), names, n);
+	}
+}
+
+/* Adds every source of @dir and its folders, in the order of names, as two parts each: name and content. */
 static int add_sources(const char *dir, struct cache_key_part *parts, size_t *n_parts, char **owned,
 		       size_t *n_owned, struct fmha_error *err)
 {
-	_cleanup_(closedirp) DIR *stream = opendir(dir);
 	char *names[MAX_SOURCES];
-	struct dirent *item;
 	size_t n = 0;
 	int r = 0;
 
-	if (!stream)
+	if (access(dir, R_OK | X_OK) != 0)
 		return fmha_error_set(err, FMHA_EIO, "kernel sources %s: %s", dir, strerror(errno));
-	while ((item = readdir(stream)) && n < MAX_SOURCES)
-		if (is_source(item->d_name) && (names[n] = strdup(item->d_name)))
-			n++;
+	find_sources(dir, "", names, &n);
 	qsort(names, n, sizeof(names[0]), compare_strings);
 	for (size_t i = 0; i < n; i++) {
 		size_t bytes = 0;
@@ -298,8 +533,8 @@ static const char *of_unknown_arch(const struct cache_entry *entry, int status)
 		       : "";
 }
 
-static int judge(const struct helper_result *result, int code, struct cache_entry *entry,
-		 struct fmha_error *err)
+static int helper_judge(const struct helper_result *result, int code, struct cache_entry *entry,
+			struct fmha_error *err)
 {
 	char line[160] = "";
 
@@ -391,7 +626,7 @@ static int take_result(const struct compile_request *request, const char *versio
 	result->text[1] = NULL;
 	if (!entry->log)
 		return fmha_error_set(err, FMHA_ENOMEM, "compile: out of memory");
-	return judge(result, code, entry, err);
+	return helper_judge(result, code, entry, err);
 }
 
 int compile_run(const struct compile_config *config, const struct compile_request *request,

@@ -3,16 +3,426 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 
+#include <cjson/cJSON.h>
+#include <compile/cache.h>
 #include <files/files.h>
+#include <nettle/sha2.h>
 #include <proto/error.h>
 
 #include "cleanup.h"
-#include "entry.h"
+
+/* ---- cache key ---- */
+
+struct cache_key cache_key_of(const struct cache_key_part *parts, size_t n_parts)
+{
+	struct sha256_ctx sha;
+	struct cache_key key;
+
+	sha256_init(&sha);
+	for (size_t i = 0; i < n_parts; i++) {
+		uint64_t size = parts[i].size;
+
+		sha256_update(&sha, sizeof(size), (const uint8_t *)&size);
+		sha256_update(&sha, parts[i].size, parts[i].data);
+	}
+	sha256_digest(&sha, sizeof(key.bytes), key.bytes);
+	return key;
+}
+
+void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES])
+{
+	for (size_t i = 0; i < CACHE_KEY_BYTES; i++)
+		(void)snprintf(ret_hex + 2 * i, 3, "%02x", key->bytes[i]);
+}
+
+/* ---- entry ---- */
+
+#define ENTRY_MAGIC    "FMHACO3\n" /* an older one is a miss */
+#define MAX_INFO_BYTES 4096u
+#define MAX_LOG_BYTES  (1u << 20)
+
+/* Little-endian, as every machine this runs on. The digest covers all of the entry but itself. */
+struct entry_header {
+	char magic[8];
+	uint32_t info_bytes;
+	uint32_t log_bytes;
+	uint64_t code_bytes;
+	uint32_t uid; /* who asked for it first */
+	uint32_t reserved[3];
+	uint8_t key[CACHE_KEY_BYTES];
+	uint8_t digest[SHA256_DIGEST_SIZE];
+};
+_Static_assert(sizeof(struct entry_header) == ENTRY_HEAD_BYTES, "a header is all header");
+
+/* Who asked for the entry whose file begins with these bytes. Return: false: not an entry. */
+static bool entry_owner(const uint8_t head[ENTRY_HEAD_BYTES], uint32_t *ret_uid)
+{
+	struct entry_header header;
+
+	memcpy(&header, head, sizeof(header));
+	if (memcmp(header.magic, ENTRY_MAGIC, sizeof(header.magic)) != 0)
+		return false;
+	*ret_uid = header.uid;
+	return true;
+}
+
+static void entry_digest(const struct entry_header *header, const void *payload,
+			 size_t payload_bytes, uint8_t ret_digest[SHA256_DIGEST_SIZE])
+{
+	struct sha256_ctx sha;
+
+	sha256_init(&sha);
+	sha256_update(&sha, offsetof(struct entry_header, digest), (const uint8_t *)header);
+	sha256_update(&sha, payload_bytes, payload);
+	sha256_digest(&sha, SHA256_DIGEST_SIZE, ret_digest);
+}
+
+/* The fields of struct compile_info, once for both directions. */
+static const struct info_field {
+	const char *name;
+	size_t offset;
+	size_t string_bytes; /* 0: a uint32_t */
+} info_fields[] = {
+#define INFO_STRING(name)                                                                          \
+	{                                                                                          \
+#name, offsetof(struct compile_info, name),                                        \
+			sizeof(((struct compile_info *)0)->name)                                   \
+	}
+#define INFO_NUMBER(name)                                                                          \
+	{                                                                                          \
+#name, offsetof(struct compile_info, name), 0                                      \
+	}
+	INFO_STRING(kernel),           INFO_STRING(arch),
+	INFO_STRING(compiler),         INFO_NUMBER(registers),
+	INFO_NUMBER(scalar_registers), INFO_NUMBER(accumulators),
+	INFO_NUMBER(spills),           INFO_NUMBER(scratch_bytes),
+	INFO_NUMBER(lds_bytes),        INFO_NUMBER(occupancy),
+	INFO_NUMBER(compile_ms),
+#undef INFO_STRING
+#undef INFO_NUMBER
+};
+#define N_INFO_FIELDS (sizeof(info_fields) / sizeof(info_fields[0]))
+
+static char *info_print(const struct compile_info *info)
+{
+	cJSON *json = cJSON_CreateObject();
+	bool ok = json != NULL;
+	char *text = NULL;
+
+	for (size_t i = 0; ok && i < N_INFO_FIELDS; i++) {
+		const char *at = (const char *)info + info_fields[i].offset;
+
+		if (info_fields[i].string_bytes)
+			ok = cJSON_AddStringToObject(json, info_fields[i].name, at);
+		else
+			ok = cJSON_AddNumberToObject(json, info_fields[i].name,
+						     *(const uint32_t *)(const void *)at);
+	}
+	if (ok)
+		text = cJSON_PrintUnformatted(json);
+	cJSON_Delete(json);
+	return text;
+}
+
+static bool info_parse(const char *text, size_t size, struct compile_info *info)
+{
+	cJSON *json = cJSON_ParseWithLength(text, size);
+	bool ok = cJSON_IsObject(json);
+
+	for (size_t i = 0; ok && i < N_INFO_FIELDS; i++) {
+		const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, info_fields[i].name);
+		char *at = (char *)info + info_fields[i].offset;
+
+		if (info_fields[i].string_bytes) {
+			ok = cJSON_IsString(item) &&
+			     strlen(item->valuestring) < info_fields[i].string_bytes;
+			if (ok)
+				(void)strcpy(at, item->valuestring);
+		} else {
+			ok = cJSON_IsNumber(item) && item->valuedouble >= 0 &&
+			     item->valuedouble <= UINT32_MAX;
+			if (ok)
+				*(uint32_t *)(void *)at = (uint32_t)item->valuedouble;
+		}
+	}
+	cJSON_Delete(json);
+	return ok;
+}
+
+int entry_parse(const void *data, size_t size, const struct cache_key *key,
+		struct cache_entry **ret_entry)
+{
+	const char *payload = (const char *)data + sizeof(struct entry_header);
+	_cleanup_(cache_entry_freep) struct cache_entry *entry = NULL;
+	uint8_t digest[SHA256_DIGEST_SIZE];
+	struct entry_header header;
+
+	if (size < sizeof(header) || size > CACHE_MAX_ENTRY_BYTES)
+		return CACHE_MISS;
+	memcpy(&header, data, sizeof(header));
+	if (memcmp(header.magic, ENTRY_MAGIC, sizeof(header.magic)) != 0 ||
+	    memcmp(header.key, key->bytes, CACHE_KEY_BYTES) != 0)
+		return CACHE_MISS;
+	if (header.info_bytes > MAX_INFO_BYTES || header.log_bytes > MAX_LOG_BYTES ||
+	    header.code_bytes > CACHE_MAX_ENTRY_BYTES ||
+	    sizeof(header) + header.info_bytes + header.log_bytes + header.code_bytes != size)
+		return CACHE_MISS;
+	entry_digest(&header, payload, size - sizeof(header), digest);
+	if (memcmp(digest, header.digest, sizeof(digest)) != 0)
+		return CACHE_MISS;
+
+	entry = calloc(1, sizeof(*entry));
+	if (!entry)
+		return CACHE_MISS;
+	entry->log = malloc((size_t)header.log_bytes + 1);
+	entry->code = malloc(header.code_bytes ? header.code_bytes : 1);
+	if (!entry->log || !entry->code || !info_parse(payload, header.info_bytes, &entry->info))
+		return CACHE_MISS;
+	memcpy(entry->log, payload + header.info_bytes, header.log_bytes);
+	entry->log[header.log_bytes] = '\0';
+	memcpy(entry->code, payload + header.info_bytes + header.log_bytes, header.code_bytes);
+	entry->code_bytes = header.code_bytes;
+	entry->uid = header.uid;
+
+	*ret_entry = entry;
+	entry = NULL;
+	return 0;
+}
+
+void *entry_print(const struct cache_key *key, const struct cache_entry *entry, size_t *ret_size)
+{
+	_cleanup_(freep) char *info = info_print(&entry->info);
+	size_t log_bytes = entry->log ? strnlen(entry->log, MAX_LOG_BYTES) : 0;
+	struct entry_header header = {.log_bytes = (uint32_t)log_bytes,
+				      .code_bytes = entry->code_bytes,
+				      .uid = entry->uid};
+	char *data, *payload;
+	size_t size;
+
+	if (!info)
+		return NULL;
+	header.info_bytes = (uint32_t)strlen(info);
+	memcpy(header.magic, ENTRY_MAGIC, sizeof(header.magic));
+	memcpy(header.key, key->bytes, CACHE_KEY_BYTES);
+	size = sizeof(header) + header.info_bytes + log_bytes + entry->code_bytes;
+	data = malloc(size);
+	if (!data)
+		return NULL;
+	payload = data + sizeof(header);
+	memcpy(payload, info, header.info_bytes);
+	memcpy(payload + header.info_bytes, entry->log ? entry->log : "", log_bytes);
+	memcpy(payload + header.info_bytes + log_bytes, entry->code, entry->code_bytes);
+	entry_digest(&header, payload, size - sizeof(header), header.digest);
+	memcpy(data, &header, sizeof(header));
+	*ret_size = size;
+	return data;
+}
+
+struct cache_entry *cache_entry_free(struct cache_entry *entry)
+{
+	if (!entry)
+		return NULL;
+	free(entry->log);
+	free(entry->code);
+	free(entry);
+	return NULL;
+}
+
+/* ---- ledger ---- */
+
+#define LEAST_CAPACITY 64
+#define SPARE          16 /* a 16th of a limit is freed at a time */
+
+/* Whose rows may go, and until what is left. */
+struct need {
+	const uint32_t *uid; /* NULL: anybody's */
+	uint64_t used, goal;
+};
+
+void ledger_init(struct ledger *ledger, uint64_t max_bytes, uint64_t max_bytes_per_uid)
+{
+	*ledger = (struct ledger){.max_bytes = max_bytes, .max_bytes_per_uid = max_bytes_per_uid};
+}
+
+void ledger_deinit(struct ledger *ledger)
+{
+	free(ledger->rows);
+}
+
+/* Keys are hashes: their first bytes are as good as any other. */
+static size_t home(const struct ledger *ledger, const struct cache_key *key)
+{
+	uint64_t word;
+
+	memcpy(&word, key->bytes, sizeof(word));
+	return (size_t)word & (ledger->capacity - 1);
+}
+
+/* The key's row, or the free place where it belongs. Some place is always free. */
+static struct ledger_row *ledger_find(const struct ledger *ledger, const struct cache_key *key)
+{
+	size_t i = home(ledger, key);
+
+	while (ledger->rows[i].bytes && memcmp(&ledger->rows[i].key, key, sizeof(*key)) != 0)
+		i = (i + 1) & (ledger->capacity - 1);
+	return &ledger->rows[i];
+}
+
+static bool ledger_grow(struct ledger *ledger)
+{
+	struct ledger old = *ledger;
+
+	if (ledger->n < ledger->capacity / 4 * 3)
+		return true;
+	ledger->capacity = old.capacity ? 2 * old.capacity : LEAST_CAPACITY;
+	ledger->rows = calloc(ledger->capacity, sizeof(*ledger->rows));
+	if (!ledger->rows) {
+		*ledger = old;
+		return false;
+	}
+	for (size_t i = 0; i < old.capacity; i++)
+		if (old.rows[i].bytes)
+			*ledger_find(ledger, &old.rows[i].key) = old.rows[i];
+	free(old.rows);
+	return true;
+}
+
+bool ledger_put(struct ledger *ledger, const struct ledger_row *row)
+{
+	struct ledger_row *place;
+
+	if (row->bytes == 0 || !ledger_grow(ledger))
+		return row->bytes == 0;
+	place = ledger_find(ledger, &row->key);
+	if (place->bytes) {
+		ledger->bytes += row->bytes - place->bytes;
+		place->bytes = row->bytes;
+		place->used_s = row->used_s;
+		return true;
+	}
+	*place = *row;
+	ledger->n++;
+	ledger->bytes += row->bytes;
+	return true;
+}
+
+void ledger_remove(struct ledger *ledger, const struct cache_key *key)
+{
+	struct ledger_row *row = ledger->capacity ? ledger_find(ledger, key) : NULL;
+	size_t hole, i;
+
+	if (!row || !row->bytes)
+		return;
+	ledger->n--;
+	ledger->bytes -= row->bytes;
+	hole = (size_t)(row - ledger->rows);
+	ledger->rows[hole].bytes = 0;
+	/* Rows that were pushed past the hole move back, so that they are found. */
+	for (i = (hole + 1) & (ledger->capacity - 1); ledger->rows[i].bytes;
+	     i = (i + 1) & (ledger->capacity - 1)) {
+		struct ledger_row moved = ledger->rows[i];
+
+		ledger->rows[i].bytes = 0;
+		*ledger_find(ledger, &moved.key) = moved;
+	}
+}
+
+bool ledger_admits(const struct ledger *ledger, uint64_t bytes)
+{
+	return (!ledger->max_bytes || bytes <= ledger->max_bytes) &&
+	       (!ledger->max_bytes_per_uid || bytes <= ledger->max_bytes_per_uid);
+}
+
+static uint64_t bytes_of(const struct ledger *ledger, uint32_t uid)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < ledger->capacity; i++)
+		if (ledger->rows[i].uid == uid)
+			sum += ledger->rows[i].bytes;
+	return sum;
+}
+
+static int compare_age(const void *a, const void *b)
+{
+	int64_t one = ((const struct ledger_row *)a)->used_s;
+	int64_t other = ((const struct ledger_row *)b)->used_s;
+
+	return (one > other) - (one < other);
+}
+
+/* Copies of the rows that may go, unused for longest first; NULL: none, or no memory. */
+static struct ledger_row *candidates(const struct ledger *ledger, const uint32_t *uid,
+				     size_t *ret_n)
+{
+	struct ledger_row *rows = calloc(ledger->n ? ledger->n : 1, sizeof(*rows));
+	size_t n = 0;
+
+	for (size_t i = 0; rows && i < ledger->capacity; i++) {
+		const struct ledger_row *row = &ledger->rows[i];
+
+		if (row->bytes && row->used_s != LEDGER_NEVER && (!uid || row->uid == *uid))
+			rows[n++] = *row;
+	}
+	if (n > 1)
+		qsort(rows, n, sizeof(*rows), compare_age);
+	*ret_n = n;
+	return rows;
+}
+
+static void take_out(struct ledger *ledger, const struct need *need, struct cache_key *victims,
+		     size_t *n_victims)
+{
+	uint64_t used = need->used;
+	size_t n;
+	struct ledger_row *rows = candidates(ledger, need->uid, &n);
+
+	for (size_t i = 0; rows && i < n && used > need->goal; i++) {
+		used -= rows[i].bytes;
+		victims[(*n_victims)++] = rows[i].key;
+		ledger_remove(ledger, &rows[i].key);
+	}
+	free(rows);
+}
+
+/* What may be left of @used so that @bytes more stay within @limit; 0: no limit. */
+static uint64_t goal(uint64_t used, uint64_t bytes, uint64_t limit)
+{
+	uint64_t left = limit - limit / SPARE;
+
+	if (!limit || used + bytes <= limit)
+		return used;
+	return left > bytes ? left - bytes : 0;
+}
+
+size_t ledger_make_room(struct ledger *ledger, uint32_t uid, uint64_t bytes,
+			struct cache_key **ret_victims)
+{
+	struct need own = {.uid = &uid, .used = bytes_of(ledger, uid)}, all = {0};
+	struct cache_key *victims;
+	size_t n = 0;
+
+	*ret_victims = NULL;
+	own.goal = goal(own.used, bytes, ledger->max_bytes_per_uid);
+	if (own.goal == own.used && goal(ledger->bytes, bytes, ledger->max_bytes) == ledger->bytes)
+		return 0;
+	victims = calloc(ledger->n ? ledger->n : 1, sizeof(*victims));
+	if (!victims)
+		return 0;
+	take_out(ledger, &own, victims, &n);
+	all.used = ledger->bytes;
+	all.goal = goal(ledger->bytes, bytes, ledger->max_bytes);
+	take_out(ledger, &all, victims, &n);
+	*ret_victims = victims;
+	return n;
+}
 
 #define HEX_BYTES   ((size_t)2 * CACHE_KEY_BYTES)
 #define STALE_S     3600 /* no build takes so long */

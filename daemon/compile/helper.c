@@ -41,7 +41,7 @@
 
 #define EXIT_REFUSED     1
 #define EXIT_NO_COMPILER 3
-#define EXIT_LACKED      4 /* HELPER_LACKED of helper_run.h */
+#define EXIT_LACKED      4 /* HELPER_LACKED of compile.c */
 #define MAX_SOURCE_BYTES (4u << 20)
 #define MAX_CODE_BYTES   (64u << 20)
 #define MAX_ARGUMENTS    300

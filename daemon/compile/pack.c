@@ -12,7 +12,6 @@
 
 #include "cleanup.h"
 #include "directory.h"
-#include "entry.h"
 
 #define PACK_MAGIC "FMHAPK1\n"
 

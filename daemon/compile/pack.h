@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <compile/cache.h>
+#include <fmha/base.h>
 
 struct pack_index;
 

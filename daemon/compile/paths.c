@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include <compile/paths.h>
+#include <compile/config.h>
 
 #include <stdbool.h>
 #include <stdio.h>

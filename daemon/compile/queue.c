@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +15,131 @@
 #include <proto/error.h>
 
 #include "cleanup.h"
-#include "helper_run.h"
 #include "now.h"
-#include "turns.h"
+
+/* ---- turns ---- */
+
+/*
+ * Whose turn it is: that of the user for whom least time was spent.
+ *
+ * A user who comes back is put level with the others at most: having asked for nothing is no
+ * credit. What was spent stays a debt while anybody else is there, so that leaving and coming back
+ * does not help.
+ *
+ * Not base/fair.h, which hands out one turn after the other and is told afterwards what each took:
+ * a compile takes seconds, and costs its user while it runs, as others are chosen meanwhile; and
+ * the choice is among what may run now, by class first, for any of those who wait for it.
+ */
+
+struct turns_user {
+	struct turns_user *next;
+	uint32_t uid;
+	uint32_t n_references; /* what waits or runs for the user */
+	uint32_t n_running;
+	int64_t spent_ms;       /* of what has ended, and what a newcomer is put level with */
+	int64_t started_sum_ms; /* of what runs: the sum of the times when it began */
+};
+
+struct turns {
+	struct turns_user *users;
+};
+
+static void turns_deinit(struct turns *turns)
+{
+	while (turns->users) {
+		struct turns_user *next = turns->users->next;
+
+		free(turns->users);
+		turns->users = next;
+	}
+}
+
+/* What was spent for the user up to now. */
+static int64_t turns_spent(const struct turns_user *user, int64_t now_ms)
+{
+	return user->spent_ms + user->n_running * now_ms - user->started_sum_ms;
+}
+
+/* The least that was spent for anybody who is there. Return: false: nobody is. */
+static bool least_spent(const struct turns *turns, int64_t now_ms, int64_t *ret_least)
+{
+	bool found = false;
+
+	for (const struct turns_user *user = turns->users; user; user = user->next) {
+		int64_t spent = turns_spent(user, now_ms);
+
+		if (user->n_references == 0)
+			continue;
+		*ret_least = found && *ret_least < spent ? *ret_least : spent;
+		found = true;
+	}
+	return found;
+}
+
+/* Forgets who is gone and would be put level anyway. */
+static void prune(struct turns *turns, int64_t least)
+{
+	struct turns_user **at = &turns->users;
+
+	while (*at) {
+		struct turns_user *user = *at;
+
+		if (user->n_references > 0 || user->spent_ms > least) {
+			at = &user->next;
+			continue;
+		}
+		*at = user->next;
+		free(user);
+	}
+}
+
+/* The user with one more reference; NULL: out of memory. */
+static struct turns_user *turns_get(struct turns *turns, uint32_t uid, int64_t now_ms)
+{
+	struct turns_user *user;
+	int64_t least = 0;
+
+	/* Alone: turns_put() has forgotten everybody. */
+	if (least_spent(turns, now_ms, &least))
+		prune(turns, least);
+	for (user = turns->users; user; user = user->next)
+		if (user->uid == uid) {
+			user->n_references++;
+			return user;
+		}
+	user = calloc(1, sizeof(*user));
+	if (!user)
+		return NULL;
+	user->uid = uid;
+	user->n_references = 1;
+	user->spent_ms = least;
+	user->next = turns->users;
+	turns->users = user;
+	return user;
+}
+
+static void turns_put(struct turns *turns, struct turns_user *user)
+{
+	int64_t least = 0;
+
+	user->n_references--;
+	if (!least_spent(turns, 0, &least))
+		turns_deinit(turns);
+}
+
+/* Something begins, or ends, that runs for the user. */
+static void turns_begin(struct turns_user *user, int64_t now_ms)
+{
+	user->n_running++;
+	user->started_sum_ms += now_ms;
+}
+
+static void turns_end(struct turns_user *user, int64_t began_ms, int64_t now_ms)
+{
+	user->n_running--;
+	user->started_sum_ms -= began_ms;
+	user->spent_ms += now_ms - began_ms;
+}
 
 #define LOCK_AGAIN_MS   20
 #define LOCK_WAIT_MS    10000

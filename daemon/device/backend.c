@@ -5,8 +5,6 @@
  */
 #include "device_impl.h"
 
-#include <string.h>
-
 #include <proto/error.h>
 
 void device_launch_done(struct device *device, struct device_launch *launch)
@@ -58,4 +56,13 @@ void device_tell_unloaded(struct device *device, const char *kernel)
 {
 	if (device->unloaded)
 		device->unloaded(device->builder_worker, kernel);
+}
+
+bool device_has_failed(struct device *device, struct fmha_error *err)
+{
+	if (!atomic_load_explicit(&device->failed, memory_order_acquire))
+		return false;
+	if (err)
+		*err = device->error;
+	return true;
 }

@@ -3,7 +3,7 @@
  * cpu.c: the CPU as a device. Kernels come from kernels/cpu at the best level of the machine (or
  * the one that the configuration names), launches become jobs of a thread pool, memory is memfds.
  */
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
 
 #include "cpu_device.h"
 
@@ -18,7 +18,7 @@
 #include <proto/error.h>
 #include <proto/problem.h>
 
-#include "memfd.h"
+#include "host_memory.h"
 
 #define PAGE_BYTES        4096ull
 #define WORKSPACE_LEAST   65536ull
@@ -149,14 +149,14 @@ static uint64_t cpu_memory_cost(const struct device *device,
 				const struct device_memory_source *source, bool created)
 {
 	(void)device;
-	return memfd_memory_cost(created ? 0 : source->base_offset, source->size);
+	return host_memory_cost(created ? 0 : source->base_offset, source->size);
 }
 
 static int cpu_memory_create(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err)
 {
 	(void)device;
-	return memfd_create_memory(size, ret_memory, ret_fd, err);
+	return host_memory_create(size, ret_memory, ret_fd, err);
 }
 
 static int cpu_memory_import(struct device *device, const struct device_memory_source *source,
@@ -166,13 +166,13 @@ static int cpu_memory_import(struct device *device, const struct device_memory_s
 	if (source->kind != PROTO_MEMFD)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind",
 					    "this device imports memfds only");
-	return memfd_import_memory(source, ret_memory, err);
+	return host_memory_import(source, ret_memory, err);
 }
 
 static void cpu_memory_free(struct device *device, struct device_memory *memory)
 {
 	(void)device;
-	memfd_free_memory(memory);
+	host_memory_free(memory);
 }
 
 /* Sizes are powers of two so that a kept workspace fits the next launch. */
@@ -402,7 +402,7 @@ bool cpu_launch_prepare(struct cpu_launch *launch)
 	return true;
 }
 
-static void finish(struct cpu_launch *launch)
+static void cpu_finish(struct cpu_launch *launch)
 {
 	struct device_launch *base = &launch->base;
 	struct pool_job *job = &launch->job;
@@ -427,7 +427,7 @@ static void on_job_done(struct pool_job *job)
 {
 	struct cpu_launch *launch = container_of(job, struct cpu_launch, job);
 
-	finish(launch);
+	cpu_finish(launch);
 	device_launch_done(&launch->device->base, &launch->base);
 }
 
@@ -491,7 +491,7 @@ static bool cpu_run_here(struct device *device, struct device_launch *base)
 	    !reserve_scratch(cpu, launch->job.scratch_bytes))
 		return false;
 	pool_run_here(&launch->job, cpu->scratch);
-	finish(launch);
+	cpu_finish(launch);
 	return true;
 }
 

@@ -3,7 +3,7 @@
 #ifndef FMHAD_DEVICE_CPU_H
 #define FMHAD_DEVICE_CPU_H
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernel.h>
 
 #include "device_impl.h"
 #include "pool.h"

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -82,6 +83,15 @@ int device_open(const struct config_device *config, void (*wake)(void *owner), v
 	return 0;
 }
 
+int device_trial(const char *backend, const char *device, const char *role)
+{
+	const struct device_ops *ops = NULL;
+
+	if (find_backend(backend, &ops, NULL) < 0 || !ops->trial)
+		return EXIT_FAILURE;
+	return ops->trial((uint32_t)strtoul(device, NULL, 10), role);
+}
+
 struct device *device_close(struct device *device)
 {
 	if (device)
@@ -125,15 +135,6 @@ void device_collect(struct device *device)
 	}
 }
 
-bool device_has_failed(struct device *device, struct fmha_error *err)
-{
-	if (!atomic_load_explicit(&device->failed, memory_order_acquire))
-		return false;
-	if (err)
-		*err = device->error;
-	return true;
-}
-
 void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
 			device_unloaded unloaded, void *worker)
 {
@@ -153,6 +154,20 @@ int device_prepare_tables(struct device *device, struct device_waiter *waiter,
 			"let its worker run",
 			device->info.backend);
 	return device->ops->prepare_tables(device, waiter, ret_kernel, err);
+}
+
+int device_prepare_words(struct device *device, struct device_waiter *waiter,
+			 const struct device_kernel **ret_kernel, struct fmha_error *err)
+{
+	return device->ops->prepare_words
+		       ? device->ops->prepare_words(device, waiter, ret_kernel, err)
+		       : DEVICE_NO_WORDS;
+}
+
+int device_try_words(struct device *device, const struct device_kernel *kernel,
+		     struct fmha_error *err)
+{
+	return device->ops->try_words(device, kernel, err);
 }
 
 void device_place_tables(const struct device *device, struct launch_record *record)

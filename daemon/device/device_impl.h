@@ -13,6 +13,8 @@ struct device_ops {
 	/* Sets ops and info; device_open() fills in the rest of struct device. */
 	int (*open)(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err);
+	int (*trial)(uint32_t device,
+		     const char *role); /* see device_trial(); NULL: it starts no processes */
 	/* NULL: only opening shows what is wrong. */
 	int (*check)(const struct config_device *config, struct fmha_error *err);
 	void (*close)(struct device *device);
@@ -40,10 +42,15 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next fourteen, and staging_cost, are NULL on devices whose kernels are built in and
+	/* The next sixteen, and staging_cost, are NULL on devices whose kernels are built in and
 	 * whose memory is the host's. */
 	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
 			      const struct device_kernel **ret_kernel, struct fmha_error *err);
+	/* Both NULL: its fences need no code. */
+	int (*prepare_words)(struct device *device, struct device_waiter *waiter,
+			     const struct device_kernel **ret_kernel, struct fmha_error *err);
+	int (*try_words)(struct device *device, const struct device_kernel *kernel,
+			 struct fmha_error *err);
 	void (*place_tables)(const struct device *device, struct launch_record *record);
 	const char *(*kernel_name)(const struct device_kernel *kernel);
 	void (*forget)(struct device *device, struct device_waiter *waiter);

@@ -24,7 +24,7 @@
 
 #include <base/clock.h>
 #include <device/guard.h>
-#include <kernels/cpu.h> /* cpu_progress */
+#include <kernels/cpu_progress.h>
 
 #define TASK_BITS    40
 #define TASK_MASK    ((UINT64_C(1) << TASK_BITS) - 1)

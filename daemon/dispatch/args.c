@@ -62,6 +62,23 @@ static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct launc
 	return t;
 }
 
+/* Intervals are (batch, head, endpoint, row). */
+static struct abi_mask_data mask_data_of(const struct plan *plan, const struct launch_bases *bases)
+{
+	const int64_t *stride = plan->problem.mask_intervals.stride;
+	struct abi_mask_data m = {.intervals = {.data = at(bases, FMHA_T_MASK_INTERVALS)},
+				  .bits = tensor_bhrc(plan, bases, FMHA_T_MASK_BITS)};
+
+	if (!m.intervals.data)
+		return m;
+	m.n_endpoints = plan->problem.mask_endpoints;
+	m.intervals.stride_batch = stride[0];
+	m.intervals.stride_head = stride[1];
+	m.intervals.stride_dim = stride[2];
+	m.intervals.stride_seq = stride[3];
+	return m;
+}
+
 /* Kernels take stride 0 for an axis of one element that receives a sum; an empty axis has none. */
 static struct abi_tensor tensor_dbias(const struct plan *plan, const struct launch_bases *bases)
 {
@@ -134,10 +151,7 @@ static struct abi_descale descale_of(const struct plan *plan, const struct launc
 		return d;
 	d.stride_batch = stride[0];
 	d.stride_head = stride[1];
-	if (role != FMHA_T_Q_DESCALE && p->descale_per_page) {
-		d.per_page = 1;
-		return d;
-	}
+	d.per_page = role != FMHA_T_Q_DESCALE && p->descale_per_page;
 	d.block = role == FMHA_T_Q_DESCALE ? p->descale_block_q : p->descale_block_k;
 	d.stride_block = d.block ? stride[2] : 0;
 	return d;
@@ -185,6 +199,21 @@ static struct abi_sequences sequences_of(const struct plan *plan, const struct l
 		.total_q = (abi_i32)plan_total_q(plan),
 		.total_k = total_k(axes),
 	};
+}
+
+static struct abi_chosen chosen_of(const struct plan *plan, const struct launch_bases *bases)
+{
+	const int64_t *stride = plan->problem.indices.stride;
+	struct abi_chosen c = {.data = at(bases, FMHA_T_INDICES)};
+
+	if (!c.data)
+		return c;
+	c.stride_batch = stride[0];
+	c.stride_seq = stride[1];
+	c.stride_entry = stride[2];
+	c.n = plan->problem.topk;
+	c.are_slots = plan->axes.k.storage == STORED_SLOTS;
+	return c;
 }
 
 static struct abi_kv_cache cache_of(const struct plan *plan, const struct launch_bases *bases)
@@ -260,6 +289,7 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 		.sequences = sequences_of(plan, bases),
 		.cache = cache_of(plan, bases),
 		.band = band_of(p),
+		.mask_data = mask_data_of(plan, bases),
 		.dropout = dropout_of(plan, bases),
 		.nhead_q = p->nhead_q,
 		.nhead_k = p->nhead_k,
@@ -271,7 +301,14 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 		.dtype = (abi_i32)p->q.dtype,
 		.o_dtype = (abi_i32)p->o.dtype,
 		.bias_dtype = (abi_i32)p->bias.dtype,
+		.kv_dtype = p->k.dtype == p->q.dtype ? 0 : (abi_i32)p->k.dtype,
+		.v_in_k = p->v_in_k != 0,
+		.chosen = chosen_of(plan, bases),
 	};
+	if (p->v_in_k) {
+		a->v = a->k;
+		a->v_descale = a->k_descale;
+	}
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
 		a->q = (struct abi_tensor){
 			.data = workspace(bases, plan->layout.q_rotated),
@@ -284,7 +321,7 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 		a->o_acc = workspace(bases, plan->layout.o_acc);
 		a->lse_acc = workspace(bases, plan->layout.lse_acc);
 		a->n_splits = plan->n_splits;
-		a->split_size = plan->split_size;
+		a->split_size = plan->shares ? 0 : plan->split_size;
 	}
 }
 
@@ -350,6 +387,7 @@ static void fill_appendkv(const struct plan *plan, const struct launch_bases *ba
 {
 	const struct fmha_problem *p = &plan->problem;
 	bool rotates_q = p->rope != FMHA_ROPE_NONE;
+	const int64_t *slots = p->slot_mapping.stride, *positions = p->positions.stride;
 
 	*a = (struct abi_appendkv_args){
 		.k_new = tensor_bshd(plan, bases, FMHA_T_K_NEW),
@@ -371,7 +409,19 @@ static void fill_appendkv(const struct plan *plan, const struct launch_bases *ba
 		.hdim_v = p->hdim_v,
 		.dtype = (abi_i32)p->k.dtype,
 		.rotary_dtype = (abi_i32)p->rotary_cos.dtype,
+		.new_dtype = p->k_new.dtype == p->k.dtype ? 0 : (abi_i32)p->k_new.dtype,
+		.computes_descale = p->descale_computed != 0,
+		.slots = at(bases, FMHA_T_SLOT_MAPPING),
+		.positions = at(bases, FMHA_T_POSITIONS),
 	};
+	if (a->new_dtype) {
+		a->k_descale = descale_of(plan, bases, FMHA_T_K_DESCALE);
+		a->v_descale = descale_of(plan, bases, FMHA_T_V_DESCALE);
+	}
+	if (a->slots)
+		a->slots_stride_batch = slots[0], a->slots_stride_seq = slots[1];
+	if (a->positions)
+		a->positions_stride_batch = positions[0], a->positions_stride_seq = positions[1];
 	a->sequences.seqlen_k = tables_of(plan, bases).seqlen_k_before;
 	if (!rotates_q)
 		return;
@@ -419,25 +469,27 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 		.dsink = at(bases, FMHA_T_DSINK),
 		.sequences = sequences_of(plan, bases),
 		.band = band_of(p),
+		.mask_data = mask_data_of(plan, bases),
 		.dropout = dropout_of(plan, bases),
-		.nsplits = workspace(bases, plan->layout.nsplits),
 		.nhead_q = p->nhead_q,
 		.nhead_k = p->nhead_k,
 		.hdim_q = p->hdim_q,
 		.hdim_v = p->hdim_v,
-		.deterministic = p->deterministic != 0,
+		.deterministic = p->deterministic != 0 || plan->dq_per_sequence,
 		.scale = p->scale,
 		.logits_soft_cap = p->logits_soft_cap,
 		.dtype = (abi_i32)p->q.dtype,
 		.bias_dtype = (abi_i32)p->bias.dtype,
 	};
-	if (group)
-		a->dq_acc_offsets = workspace(bases, plan->layout.dq_acc_offsets);
 	if (!plan->dq_buffered)
 		return;
+	a->nsplits = workspace(bases, plan->layout.nsplits);
+	if (group)
+		a->dq_acc_offsets = workspace(bases, plan->layout.dq_acc_offsets);
 	a->dq_acc = workspace(bases, plan->layout.dq_acc);
 	a->dq_tile_rows = plan->dq_tile_rows;
 	a->dq_tile_floats = plan->dq_tile_floats;
+	a->dq_split_keys = plan->dq_split_keys;
 }
 
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
@@ -470,25 +522,31 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct launch_base
 	}
 }
 
-/* One page in, where nothing is ever mapped: a kernel that follows it fails at once. */
-#define NOWHERE 4096
-
-static struct launch_bases present_bases(const struct plan *plan, uint64_t first, uint64_t step)
-{
-	struct launch_bases bases;
-
-	for (uint32_t i = 0; i < FMHA_N_TENSORS; i++)
-		bases.at[i] = plan_present(&plan->problem, i)
-				      ? first + i * step + plan->misaligned[i]
-				      : 0;
-	for (uint32_t i = FMHA_N_TENSORS; i < LAUNCH_N_BASES; i++)
-		bases.at[i] = first + i * step;
-	return bases;
-}
+/*
+ * Where nothing is ever mapped: a kernel that follows one of these fails at once. A page each for tensors, which
+ * begin there; what lies behind the tables of indices is less than a page table holds, and behind the workspace's
+ * begin less than 2^62 bytes (workspace.c).
+ */
+#define PAGE         4096
+#define INDICES_AT   (UINT64_C(1) << 40)
+#define WORKSPACE_AT (UINT64_C(1) << 62)
 
 struct launch_bases args_placeholders(const struct plan *plan)
 {
-	return present_bases(plan, NOWHERE, 0);
+	struct launch_bases bases = {
+		.at = {[LAUNCH_INDICES] = INDICES_AT, [LAUNCH_WORKSPACE] = WORKSPACE_AT}};
+
+	for (uint32_t i = 0; i < FMHA_N_TENSORS; i++)
+		if (plan_present(&plan->problem, i))
+			bases.at[i] = (i + 1) * PAGE + plan->misaligned[i];
+	return bases;
+}
+
+static uint16_t placeholder_base(uint64_t address)
+{
+	return address >= WORKSPACE_AT ? LAUNCH_WORKSPACE
+	       : address >= INDICES_AT ? LAUNCH_INDICES
+				       : (uint16_t)(address / PAGE - 1);
 }
 
 static uint32_t dropout_offset(const struct plan *plan, enum abi_family family)
@@ -534,14 +592,13 @@ static struct abi_words words_of(const struct plan *plan, const struct launch_ba
 	return w;
 }
 
-static void fill_prepare(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
+static void fill_prepare(const struct plan *plan, const struct launch_bases *bases,
 			 union abi_args *ret_args)
 {
 	const struct fmha_problem *p = &plan->problem;
 	struct index_tables tables = tables_of(plan, bases);
 	bool head = plan->workspace_head_bytes > 0, packed = plan_packed_q(plan);
 
-	(void)stage;
 	memset(ret_args, 0, sizeof(*ret_args));
 	ret_args->prepare = (struct abi_prepare_args){
 		.seqstart_q = words_of(plan, bases, FMHA_T_SEQSTART_Q),
@@ -567,7 +624,8 @@ static void fill_prepare(const struct plan *plan, uint32_t stage, const struct l
 		.seqlen_new = plan->append || p->op == FMHA_APPEND_KV ? p->seqlen_new : 0,
 		.dq_splits = plan->dq_splits,
 		.dq_tile_n0 = plan->dq_per_sequence ? (abi_i32)plan->dq_tile_n0 : 0,
-		.nsplits_entries = packed && p->deterministic ? p->batch : 1,
+		.nsplits_entries = packed && (p->deterministic || plan->dq_per_sequence) ? p->batch
+											 : 1,
 		.nhead_q = p->nhead_q,
 		.hdim_q = p->hdim_q,
 		.dq_tile_rows = plan->dq_tile_rows,
@@ -575,44 +633,107 @@ static void fill_prepare(const struct plan *plan, uint32_t stage, const struct l
 	};
 }
 
-typedef void (*args_filler)(const struct plan *plan, uint32_t stage,
-			    const struct launch_bases *bases, union abi_args *ret_args);
+/* ---- addresses in argument structs, in their order ---- */
 
-/*
- * The arguments are filled in twice, for bases that differ by a distance of each base's own. Words
- * that differ are pointers, and by how much tells what they point into.
- */
-static void record(const struct plan *plan, args_filler fill, uint32_t stage,
-		   struct launch_record *ret_record)
+#define AT(name, member) offsetof(struct abi_##name##_args, member)
+#define SEQUENCES(name)                                                                            \
+	AT(name, sequences.seqstart_q), AT(name, sequences.seqstart_k),                            \
+		AT(name, sequences.seqlen_q), AT(name, sequences.seqlen_k),                        \
+		AT(name, sequences.leftpad_k)
+#define CACHE(name)                                                                                \
+	AT(name, cache.block_table), AT(name, cache.kv_indptr), AT(name, cache.kv_page_indices),   \
+		AT(name, cache.kv_last_page_len), AT(name, cache.cache_batch_idx)
+#define MASK(name)                                                                                 \
+	AT(name, mask_data.intervals.data), AT(name, mask_data.bits.data),                         \
+		AT(name, dropout.randval.data)
+
+static const uint16_t fwd_addresses[] = {
+	AT(fwd, q.data),
+	AT(fwd, k.data),
+	AT(fwd, v.data),
+	AT(fwd, o.data),
+	AT(fwd, lse.data),
+	AT(fwd, bias.data),
+	AT(fwd, alibi_slopes),
+	AT(fwd, sink),
+	AT(fwd, q_descale.data),
+	AT(fwd, k_descale.data),
+	AT(fwd, v_descale.data),
+	SEQUENCES(fwd),
+	CACHE(fwd),
+	MASK(fwd),
+	AT(fwd, o_acc),
+	AT(fwd, lse_acc),
+	AT(fwd, chosen.data),
+};
+static const uint16_t combine_addresses[] = {
+	AT(combine, o_parts.data), AT(combine, lse_parts.data), AT(combine, o.data),
+	AT(combine, lse.data),     AT(combine, sink),           SEQUENCES(combine),
+};
+static const uint16_t appendkv_addresses[] = {
+	AT(appendkv, q.data),          AT(appendkv, q_rotated.data),
+	AT(appendkv, k_new.data),      AT(appendkv, v_new.data),
+	AT(appendkv, k.data),          AT(appendkv, v.data),
+	AT(appendkv, rotary_cos.data), AT(appendkv, rotary_sin.data),
+	SEQUENCES(appendkv),           CACHE(appendkv),
+	AT(appendkv, k_descale.data),  AT(appendkv, v_descale.data),
+	AT(appendkv, slots),           AT(appendkv, positions),
+};
+static const uint16_t bwd_addresses[] = {
+	AT(bwd, q.data),     AT(bwd, k.data),         AT(bwd, v.data),
+	AT(bwd, o.data),     AT(bwd, d_o.data),       AT(bwd, dq.data),
+	AT(bwd, dk.data),    AT(bwd, dv.data),        AT(bwd, bias.data),
+	AT(bwd, dbias.data), AT(bwd, lse.data),       AT(bwd, d.data),
+	AT(bwd, dlse.data),  AT(bwd, alibi_slopes),   AT(bwd, sink),
+	AT(bwd, dsink),      SEQUENCES(bwd),          MASK(bwd),
+	AT(bwd, nsplits),    AT(bwd, dq_acc_offsets), AT(bwd, dq_acc),
+};
+static const uint16_t prepare_addresses[] = {
+	AT(prepare, seqstart_q.data),
+	AT(prepare, seqstart_k.data),
+	AT(prepare, seqlen_q.data),
+	AT(prepare, seqlen_k.data),
+	AT(prepare, leftpad_k.data),
+	AT(prepare, kv_indptr.data),
+	AT(prepare, kv_page_indices.data),
+	AT(prepare, kv_last_page_len.data),
+	AT(prepare, cache_batch_idx.data),
+	AT(prepare, block_table.data),
+	SEQUENCES(prepare),
+	CACHE(prepare),
+	AT(prepare, seqlen_k_before),
+	AT(prepare, nsplits),
+	AT(prepare, dq_acc_offsets),
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Which base each address is of tells its value: see args_placeholders(). */
+static void record(const struct plan *plan, const uint16_t *addresses, size_t n,
+		   const union abi_args *args, struct launch_record *ret_record)
 {
-	static const uint64_t distance = 64;
 	struct launch_bases bases = args_placeholders(plan);
-	struct launch_bases moved = present_bases(plan, NOWHERE + distance, distance);
-	union abi_args args, other;
+	char *bytes = (char *)&ret_record->args;
 
-	fill(plan, stage, &bases, &args);
-	fill(plan, stage, &moved, &other);
+	assert(n <= LAUNCH_RELOCATIONS);
+	ret_record->args = *args;
 	ret_record->n_relocations = 0;
-	for (size_t offset = 0; offset < sizeof(args); offset += sizeof(uint64_t)) {
-		uint64_t here, there;
+	for (size_t i = 0; i < n; i++) {
+		uint64_t address;
 		uint16_t base;
 
-		memcpy(&here, (char *)&args + offset, sizeof(here));
-		memcpy(&there, (char *)&other + offset, sizeof(there));
-		if (here == there)
+		memcpy(&address, bytes + addresses[i], sizeof(address));
+		if (!address)
 			continue;
-		base = (uint16_t)((there - here) / distance - 1);
-		assert(ret_record->n_relocations < LAUNCH_RELOCATIONS);
+		base = placeholder_base(address);
 		ret_record->relocations[ret_record->n_relocations++] = (struct launch_relocation){
-			.offset = (uint16_t)offset, .base = base, .plus = here - bases.at[base]};
-		memset((char *)&args + offset, 0, sizeof(here));
+			.offset = addresses[i], .base = base, .plus = address - bases.at[base]};
+		memset(bytes + addresses[i], 0, sizeof(address));
 	}
-	ret_record->args = args;
 }
 
-/* What launch_set_keys() changes. */
-static void place_keys(const struct plan *plan, enum abi_family family,
-		       struct launch_record *ret_record)
+void args_record_keys(const struct plan *plan, enum abi_family family,
+		      struct launch_record *ret_record)
 {
 	bool merges = family == ABI_FWD_SPLITKV_COMBINE, varies = plan->keys.most > 0;
 
@@ -623,16 +744,36 @@ static void place_keys(const struct plan *plan, enum abi_family family,
 	ret_record->v_offset = varies && !merges ? offsetof(struct abi_fwd_args, v) : 0;
 }
 
-void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record)
+void args_record(const struct plan *plan, enum abi_family family, const union abi_args *args,
+		 struct launch_record *ret_record)
 {
-	record(plan, args_fill, stage, ret_record);
-	ret_record->args_bytes = args_bytes(plan->stages[stage].family);
-	ret_record->dropout_offset = dropout_offset(plan, plan->stages[stage].family);
-	place_keys(plan, plan->stages[stage].family, ret_record);
+#define RECORD(name) record(plan, name##_addresses, COUNT(name##_addresses), args, ret_record)
+	switch (family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		RECORD(combine);
+		break;
+	case ABI_FWD_APPENDKV:
+		RECORD(appendkv);
+		break;
+	case ABI_BWD_DOT_DO_O:
+	case ABI_BWD_DQ_DK_DV:
+	case ABI_BWD_CONVERT_DQ:
+		RECORD(bwd);
+		break;
+	default:
+		RECORD(fwd);
+	}
+	ret_record->args_bytes = args_bytes(family);
+	ret_record->dropout_offset = dropout_offset(plan, family);
 }
 
 void args_record_prepare(const struct plan *plan, struct launch_record *ret_record)
 {
+	struct launch_bases bases = args_placeholders(plan);
+	union abi_args filled, *args = &filled;
+
+	fill_prepare(plan, &bases, args);
 	*ret_record = (struct launch_record){.args_bytes = sizeof(struct abi_prepare_args)};
-	record(plan, fill_prepare, 0, ret_record);
+	RECORD(prepare);
+#undef RECORD
 }

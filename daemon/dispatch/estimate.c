@@ -12,7 +12,6 @@
  * one slow candidate that happens to have been measured does not beat all that were not.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include <specs/backend.h>
 
@@ -39,7 +38,9 @@
  *
  * Backward, a workgroup owns n0 keys, and its waves share them: what a wave loads is good for m0 by
  * n0 / waves. It waits at many barriers: 5 % more unless another workgroup is there to fill in.
- * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.)
+ * (H200, hdim 64: 32 x 128 of 4 waves, two a unit, 1.24 times as fast as 64 x 128 of 8.) A workgroup of one
+ * wave brings into LDS what nobody else reads: twice. (RDNA, hdim 128 with dropout, counted: 16 x 16 of one wave
+ * leaves 0.27 and 0.16 of the matrix units' speed, 16 x 64 of four 0.57 and 0.40.)
  *
  * A CPU's forward is cost_cpu_rows() * seqlen_k * (hq + hv). Others wait for the end of a task:
  * over long rows one of many rows costs half as much again.
@@ -53,11 +54,13 @@
 #define WARPGROUP_COST   0.55 /* H200: kernels of mma.sync reach 0.49 to 0.64 of what these do */
 #define STREAMS_COST     0.65
 #define STAGED_COST      0.6 /* not measured: 0.27 to 0.66 of the issue cycles (NOTES.md) */
+#define ALONE_COST       2
 #define SPILL_COST       4
 #define SPILL_BYTES      32.0
 #define MAX_ACCUMULATORS 256
 #define LONG_ROWS        4096 /* keys */
 #define FEW_ROWS         48
+#define MOST_ROW_BY_ROW  16 /* that share a key: others multiply floats then, too */
 #define LONG_COST        1.5
 #define WAVE             64 /* of an arch that only AMD's rules know */
 
@@ -72,7 +75,7 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 	struct tiling t = {.m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1,
 			   .n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1,
 			   .rows = p->seqlen_q,
-			   .keys = stage->plan->n_splits ? stage->plan->split_size : p->seqlen_k,
+			   .keys = stage->plan->n_splits ? stage->plan->split_size : cost_keys(p),
 			   .heads = p->nhead_q};
 
 	if (flags & SPEC_PACKS_HEADS && p->nhead_k > 0) {
@@ -94,13 +97,34 @@ static bool would_spill(const struct spec_catalog *catalog, const struct kernel_
 	       t->m0 * (t->n0 + spec->signature.hdim_v) > lanes * MAX_ACCUMULATORS;
 }
 
-static double cpu_forward_cost(const struct select_stage *stage, const struct kernel_spec *spec,
-			       const struct tiling *t, int64_t units, int flags)
+/* What floats take where others multiply bf16: half of their pairs' rate, and of tiles' a quarter, as NOTES.md
+ * of the CPU kernels has it for both kinds of backward. */
+static double float_cost(const struct spec_catalog *catalog, const struct kernel_spec *spec)
+{
+	const struct spec_backend_arch *model = spec_arch_model(catalog, spec->gfx_arch);
+	int depth = model ? model->warp_k : 1;
+
+	return depth > 2 ? 4 : depth;
+}
+
+/* That have the same keys. */
+static int64_t shared_rows(const struct fmha_problem *p)
+{
+	return p->nhead_q / p->nhead_k * (p->topk > 0 ? 1 : (int64_t)p->seqlen_q);
+}
+
+static double cpu_forward_cost(const struct select_stage *stage, const struct spec_catalog *catalog,
+			       const struct kernel_spec *spec, const struct tiling *t,
+			       int64_t units, int flags)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
 	int64_t n_splits = stage->plan->n_splits ? stage->plan->n_splits : 1;
 	bool holds_others_up = t->m0 > FEW_ROWS && t->rows > FEW_ROWS && p->seqlen_k > LONG_ROWS;
 
+	if (flags & SPEC_CHOSEN)
+		return cost_cpu_shared_rows(p, t->m0, n_splits, units) *
+		       (double)(t->keys * (spec->signature.hdim_q + spec->signature.hdim_v)) *
+		       (shared_rows(p) > MOST_ROW_BY_ROW ? float_cost(catalog, spec) : 1);
 	return cost_cpu_rows(p, t->m0, n_splits, units, flags & SPEC_PACKS_KEYS) *
 	       (double)(t->keys * (spec->signature.hdim_q + spec->signature.hdim_v)) *
 	       (holds_others_up ? LONG_COST : 1);
@@ -113,6 +137,8 @@ static double backward_work(const struct kernel_spec *spec, struct tiling *t)
 	double work = (double)(t->n0 * ceil_div(t->rows, t->m0) * t->m0);
 
 	t->n0 = waves > 0 && t->n0 > waves ? t->n0 / waves : 1;
+	if (waves == 1)
+		work *= ALONE_COST;
 	return spec->block_per_cu > 1 ? work : work * 1.05;
 }
 
@@ -141,7 +167,7 @@ static double formula(const struct select_stage *stage, const struct spec_catalo
 	double work, reuse;
 
 	if (flags & SPEC_IN_MEMORY && stage->family != ABI_BWD_DQ_DK_DV)
-		return cpu_forward_cost(stage, spec, &t, units, flags);
+		return cpu_forward_cost(stage, catalog, spec, &t, units, flags);
 	if (stage->family == ABI_BWD_DQ_DK_DV) {
 		blocks *= ceil_div(t.keys, t.n0);
 		work = backward_work(spec, &t);

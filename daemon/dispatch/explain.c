@@ -5,8 +5,9 @@
  *   {"arch": "gfx942", "compute_units": 304, "op": "forward",
  *    "plan": {"stages": [{"family", "kernel", "pipeline", "arch", "grid", "block", "lds_bytes",
  *                         "workspace_offset", "workspace_bytes"}],
- *             "workspace_bytes", "workspace_head_bytes", "dq_acc_bytes", "workspace_zero",
- *             "n_splits", "split_size", "split_why", "dq_splits", "flops", "bytes"},
+ *             "workspace_bytes", "run_workspace_bytes", "workspace_head_bytes", "dq_acc_bytes", "workspace_zero",
+ *             "n_splits", "split_size", "shares", "split_why", "dq_splits",
+ *             "dq_split_keys", "flops", "bytes"},
  *    "strategies": [{"name", "about"}],
  *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
  *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
@@ -26,8 +27,8 @@
 
 #include <json/json.h>
 
+#include "planner.h"
 #include "predict.h"
-#include "select.h"
 
 static void add_signature(cJSON *to, const struct spec_catalog *catalog,
 			  const struct kernel_signature *signature)
@@ -37,15 +38,17 @@ static void add_signature(cJSON *to, const struct spec_catalog *catalog,
 
 	spec_init(&spec);
 	spec.signature = *signature;
-	for (size_t i = 0; i < signature_n_fields; i++) {
-		int64_t value = spec_get(&spec, signature_fields[i]);
-		const char *word = spec_word(catalog, signature_fields[i], value);
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		enum spec_field field = (enum spec_field)i;
+		int64_t value = spec_get(&spec, field);
+		const char *word = spec_word(catalog, field, value);
 
+		if (!select_explains(field))
+			continue;
 		if (word)
-			cJSON_AddStringToObject(object, spec_field_name(signature_fields[i]), word);
+			cJSON_AddStringToObject(object, spec_field_name(field), word);
 		else
-			cJSON_AddNumberToObject(object, spec_field_name(signature_fields[i]),
-						(double)value);
+			cJSON_AddNumberToObject(object, spec_field_name(field), (double)value);
 	}
 }
 
@@ -115,9 +118,15 @@ static const char *why_of(const struct select_report *selection)
 								: "the only candidate that fits";
 }
 
-void explain_selection(struct cJSON *report, const struct select_stage *stage,
-		       const struct plan_stage *chosen, const struct select_report *selection)
+struct explanation {
+	struct plan_report report; /* first */
+	cJSON *selections;
+};
+
+static void add_selection(struct plan_report *report, const struct select_stage *stage,
+			  const struct plan_stage *chosen, const struct select_report *selection)
 {
+	const struct explanation *explanation = (const struct explanation *)report;
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
 	cJSON *object = cJSON_CreateObject(), *list;
 
@@ -144,7 +153,7 @@ void explain_selection(struct cJSON *report, const struct select_stage *stage,
 		if (stage->device->explain_features && c->accepted)
 			add_features(item, stage, c);
 	}
-	cJSON_AddItemToArray(report, object);
+	cJSON_AddItemToArray(explanation->selections, object);
 }
 
 static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
@@ -155,7 +164,24 @@ static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
 		cJSON_AddItemToArray(list, cJSON_CreateNumber(dims[i]));
 }
 
-static void add_plan(cJSON *to, const struct plan *plan, const char *split_why)
+/* Of packed sequences whose lengths are known. */
+static void add_run_bytes(cJSON *object, const struct plan *plan, int32_t *const *integers)
+{
+	struct index_tables tables;
+
+	if (!integers || !plan_workspace_varies(plan))
+		return;
+	tables = (struct index_tables){.seqstart_q = integers[FMHA_T_SEQSTART_Q],
+				       .seqstart_k = integers[FMHA_T_SEQSTART_K],
+				       .seqlen_k = integers[FMHA_T_SEQLEN_K]};
+	if (tables.seqstart_q)
+		cJSON_AddNumberToObject(
+			object, "run_workspace_bytes",
+			(double)(plan->layout.dq_acc + bwd_workspace_dq_acc(plan, &tables)));
+}
+
+static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
+		     int32_t *const *integers)
 {
 	cJSON *object = cJSON_AddObjectToObject(to, "plan");
 	cJSON *stages = cJSON_AddArrayToObject(object, "stages");
@@ -176,13 +202,16 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why)
 		cJSON_AddItemToArray(stages, item);
 	}
 	cJSON_AddNumberToObject(object, "workspace_bytes", (double)plan->workspace_bytes);
+	add_run_bytes(object, plan, integers);
 	cJSON_AddNumberToObject(object, "workspace_head_bytes", (double)plan->workspace_head_bytes);
 	cJSON_AddNumberToObject(object, "dq_acc_bytes", (double)plan->dq_acc_bytes);
 	cJSON_AddBoolToObject(object, "workspace_zero", plan->workspace_zero != 0);
 	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
 	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
+	cJSON_AddBoolToObject(object, "shares", plan->shares);
 	cJSON_AddStringToObject(object, "split_why", split_why);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
+	cJSON_AddNumberToObject(object, "dq_split_keys", plan->dq_split_keys);
 	cJSON_AddNumberToObject(object, "flops", plan->flops);
 	cJSON_AddNumberToObject(object, "bytes", (double)plan->bytes);
 }
@@ -202,7 +231,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 		 const struct plan_device *device, char **ret_json, struct fmha_error *err)
 {
 	cJSON *root, *strategies;
-	struct plan_report report = {0};
+	struct explanation explanation = {.report = {.selected = add_selection}};
 	struct fmha_error why = {0};
 	struct plan plan;
 	char *text = NULL;
@@ -210,8 +239,8 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 
 	json_begin();
 	root = cJSON_CreateObject();
-	report.selections = cJSON_CreateArray();
-	r = plan_build_reported(problem, choice, device, &plan, &report, &why);
+	explanation.selections = cJSON_CreateArray();
+	r = plan_build_reported(problem, choice, device, &plan, &explanation.report, &why);
 	if (r < 0 && r != FMHA_ENOKERNEL) {
 		if (err)
 			*err = why;
@@ -221,7 +250,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 	cJSON_AddNumberToObject(root, "compute_units", device->compute_units);
 	cJSON_AddStringToObject(root, "op", problem_op_name(problem->op));
 	if (r == 0)
-		add_plan(root, &plan, report.split_why);
+		add_plan(root, &plan, explanation.report.split_why, device->explain_integers);
 	else
 		add_error(root, &why);
 	strategies = cJSON_AddArrayToObject(root, "strategies");
@@ -232,7 +261,7 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 		cJSON_AddStringToObject(item, "about", select_strategies[i].about);
 		cJSON_AddItemToArray(strategies, item);
 	}
-	cJSON_AddItemToObject(root, "selections", report.selections);
+	cJSON_AddItemToObject(root, "selections", explanation.selections);
 	r = 0;
 end:
 	text = json_end(root, true);

@@ -8,6 +8,7 @@
  * not overlap themselves (check_limits() in plan.c), a table that all sequences share is copied and
  * checked once, and lists have a word a sequence at most.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -238,6 +239,8 @@ static int check_keys_of(struct reader *r, int32_t b)
 	int64_t capacity = p->seqlen_k, before, after;
 	int e;
 
+	if (r->plan->axes.k.storage == STORED_SLOTS)
+		return 0;
 	if (r->copy.seqstart_k)
 		capacity = r->copy.seqstart_k[b + 1] - r->copy.seqstart_k[b];
 	if (r->copy.block_table && capacity > r->copy.table_columns * p->page_size)
@@ -464,6 +467,131 @@ static int check_append_targets(struct reader *r)
 	return e;
 }
 
+/* ---- places of new rows ---- */
+
+/* Number (b, i) of slot_mapping or positions, where the host has them. */
+static int64_t row_number(const struct reader *r, enum fmha_tensor_role role, int32_t b, int32_t i)
+{
+	const volatile int64_t *from = r->bindings[role].host;
+	const int64_t *stride = r->problem->tensor[role].stride;
+
+	return from[b * stride[0] + i * stride[1]];
+}
+
+/* What kernels leave out, or take the nearest of, is refused where it can be seen, before any is written. */
+static int check_row_numbers(struct reader *r, enum fmha_tensor_role role, int64_t least,
+			     int64_t most, const char *of)
+{
+	const struct fmha_problem *p = r->problem;
+	char field[48];
+
+	if (!plan_present(p, role) || !r->bindings[role].host)
+		return 0;
+	(void)snprintf(field, sizeof(field), "tensor.%s", proto_roles[role].name);
+	for (int32_t b = 0; b < p->batch; b++)
+		for (int32_t i = 0; i < p->seqlen_new; i++) {
+			int64_t number = row_number(r, role, b, i);
+
+			if (number < least || number > most)
+				return fmha_error_set_field(
+					r->err, FMHA_EINVAL, field, "%s[%d][%d] is %lld: %s %lld",
+					field, b, i, (long long)number, of, (long long)most);
+		}
+	return 0;
+}
+
+/* The page and slot, or position, of new row @i of sequence @b. False: it is left out. */
+static bool place_of(const struct reader *r, int32_t b, int32_t i, int64_t *ret_page,
+		     int64_t *ret_place)
+{
+	const struct fmha_problem *p = r->problem;
+	int64_t position = r->copy.seqlen_k_before ? r->copy.seqlen_k_before[b]
+						   : p->seqlen_k - p->seqlen_new;
+	const int32_t *pages;
+
+	*ret_page = 0;
+	if (plan_present(p, FMHA_T_SLOT_MAPPING)) {
+		position = r->bindings[FMHA_T_SLOT_MAPPING].host
+				   ? row_number(r, FMHA_T_SLOT_MAPPING, b, i)
+				   : -1;
+		if (position < 0 || position >= (int64_t)p->n_pages * p->page_size)
+			return false; /* it may have changed since it was looked at */
+		*ret_page = position / p->page_size;
+		*ret_place = position % p->page_size;
+		return true;
+	}
+	position += i;
+	*ret_place = p->descale_per_page ? position % p->page_size : position;
+	if (!p->descale_per_page)
+		return true;
+	pages = r->copy.kv_indptr ? r->copy.kv_page_indices + r->copy.kv_indptr[b]
+				  : r->copy.block_table + b * r->copy.block_table_stride;
+	*ret_page = pages[position / p->page_size];
+	return true;
+}
+
+static int check_factor(struct reader *r, enum fmha_tensor_role role, int32_t b, int64_t page,
+			int64_t place, int32_t head)
+{
+	const struct fmha_problem *p = r->problem;
+	const volatile float *factors = r->bindings[role].host;
+	const int64_t *stride = p->tensor[role].stride;
+	int64_t at = (p->descale_per_page ? page : b) * stride[0] + head * stride[1];
+	char field[48];
+	float factor;
+
+	if (p->descale_block_k)
+		at += place / p->descale_block_k * stride[2];
+	factor = factors[at];
+	if (factor > 0 && isfinite(factor))
+		return 0;
+	(void)snprintf(field, sizeof(field), "tensor.%s", proto_roles[role].name);
+	return fmha_error_set_field(r->err, FMHA_EINVAL, field,
+				    "%s: %g is no positive number, and new rows of head %d are "
+				    "divided by it",
+				    field, (double)factor, head);
+}
+
+/* The factors that new rows will be divided by. */
+static int check_new_factors(struct reader *r, enum fmha_tensor_role role)
+{
+	const struct fmha_problem *p = r->problem;
+	bool appends = r->plan->append || p->op == FMHA_APPEND_KV;
+	int64_t page, place;
+	int e = 0;
+
+	if (!appends || !plan_present(p, role) || !r->bindings[role].host || p->descale_computed ||
+	    p->k_new.dtype == p->k.dtype)
+		return 0;
+	for (int32_t b = 0; b < p->batch; b++)
+		for (int32_t i = 0; i < p->seqlen_new; i++) {
+			if (!place_of(r, b, i, &page, &place))
+				continue;
+			for (int32_t h = 0; h < p->nhead_k && e == 0; h++)
+				e = check_factor(r, role, b, page, place, h);
+			if (e < 0)
+				return e;
+			/* One for all rows of the sequence has been seen. */
+			if (!p->descale_per_page && !p->descale_block_k)
+				break;
+		}
+	return 0;
+}
+
+static int check_new_rows(struct reader *r)
+{
+	const struct fmha_problem *p = r->problem;
+	int e = check_row_numbers(r, FMHA_T_SLOT_MAPPING, -1,
+				  (int64_t)p->n_pages * p->page_size - 1, "-1, or a slot up to");
+
+	if (e == 0)
+		e = check_row_numbers(r, FMHA_T_POSITIONS, 0, (int64_t)p->rotary_max_pos - 1,
+				      "the rotary tables have positions up to");
+	if (e == 0)
+		e = check_new_factors(r, FMHA_T_K_DESCALE);
+	return e == 0 ? check_new_factors(r, FMHA_T_V_DESCALE) : e;
+}
+
 int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
 		 struct plan_indices **ret_indices, struct fmha_error *err)
 {
@@ -490,6 +618,8 @@ int indices_read(const struct plan *plan, const struct plan_binding bindings[FMH
 		e = check_cache(&r);
 	if (e == 0)
 		e = check_append_targets(&r);
+	if (e == 0)
+		e = check_new_rows(&r);
 	if (e < 0) {
 		free(indices);
 		return e;
@@ -539,9 +669,20 @@ static uint64_t append_entries(const struct plan *plan)
 	return most < have ? most : have;
 }
 
+uint64_t plan_row_entries(const struct plan *plan)
+{
+	const struct fmha_problem *p = &plan->problem;
+	uint64_t rows = (uint64_t)p->batch * (uint64_t)p->seqlen_new, each = 0;
+
+	each += plan_present(p, FMHA_T_SLOT_MAPPING) + plan_present(p, FMHA_T_POSITIONS);
+	if (plan_present(p, FMHA_T_K_NEW) && p->k_new.dtype != p->k.dtype && !p->descale_computed)
+		each += 2 * (uint64_t)p->nhead_k;
+	return rows * each;
+}
+
 uint64_t plan_index_entries(const struct plan *plan)
 {
-	return words_needed(&plan->problem) + append_entries(plan) +
+	return words_needed(&plan->problem) + append_entries(plan) + plan_row_entries(plan) +
 	       (plan->workspace_head_bytes > 0 ? (uint64_t)plan->problem.batch : 0);
 }
 

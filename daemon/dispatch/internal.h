@@ -24,15 +24,19 @@ struct index_tables {
 /* The arguments of plan->stages[stage] in a run whose memory lies there. */
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
 	       union abi_args *ret_args);
-/* The same but for addresses: args and relocations of @ret_record. */
-void args_record(const struct plan *plan, uint32_t stage, struct launch_record *ret_record);
+/* Args and relocations of @ret_record, from @args as args_placeholders() have them. */
+void args_record(const struct plan *plan, enum abi_family family, const union abi_args *args,
+		 struct launch_record *ret_record);
+/* What launch_set_keys() changes in it, once plan->keys is known. */
+void args_record_keys(const struct plan *plan, enum abi_family family,
+		      struct launch_record *ret_record);
 /* The launch that makes the indices, and the head, of a run whose integers no host has seen. */
 void args_record_prepare(const struct plan *plan, struct launch_record *ret_record);
 
-/* lengths.c: sets plan->keys of a plan that has its stages. */
+/* views.c: sets plan->keys of a plan that has its stages. */
 void lengths_choose(struct plan *plan);
 
-/* Bases that are not to be followed: not NULL where a run has one. */
+/* Bases that are not to be followed: not NULL where a run has one, and each tells by itself which. */
 struct launch_bases args_placeholders(const struct plan *plan);
 
 /*
@@ -76,18 +80,41 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 	return a / b + (a % b != 0);
 }
 
+#define WORKSPACE_MOST ((uint64_t)1 << 62)
+
 /* Adds @bytes at the end of *@total, aligned; false on overflow. */
-bool workspace_add(uint64_t *total, uint64_t alignment, uint64_t bytes, uint64_t *ret_offset);
+static inline bool workspace_add(uint64_t *total, uint64_t alignment, uint64_t bytes,
+				 uint64_t *ret_offset)
+{
+	uint64_t offset = (*total + alignment - 1) / alignment * alignment;
+
+	if (bytes > WORKSPACE_MOST || offset > WORKSPACE_MOST - bytes)
+		return false;
+	*ret_offset = offset;
+	*total = offset + bytes;
+	return true;
+}
+
 /* a * b * ..., FMHA_EINVAL "workspace" when it does not fit in 62 bits. */
-int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n, const int64_t *factors);
+static inline int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n,
+				    const int64_t *factors)
+{
+	uint64_t product = 1;
+
+	for (int i = 0; i < n; i++)
+		if (__builtin_mul_overflow(product, (uint64_t)factors[i], &product) ||
+		    product > WORKSPACE_MOST)
+			return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
+						    "workspace: its size does not fit in 62 bits");
+	*ret_bytes = product;
+	return 0;
+}
 
 /* views.c: fills plan->views from the normalised problem. */
 int views_build(struct plan *plan, struct fmha_error *err);
 /* May elements of the two views, at these addresses, share a byte? Exact when strides nest. */
 bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_view *b,
 		   uintptr_t b_at);
-/* Does an element of a view share a byte with another of the same view? */
-bool view_overlaps_itself(const struct plan_view *view);
 
 /* indices.c: the tables of a plan's runs in one block that begins at @block, an address; all NULL
  * when it is 0. */
@@ -105,20 +132,34 @@ struct index_tables indices_tables(const struct plan_indices *indices);
 #define SPLIT_WHY_BYTES 120
 struct split_choice {
 	int32_t n, size;
+	bool shares; /* blocks find their share of all keys; n is how many parts a row may have */
 	char why[SPLIT_WHY_BYTES];
 };
 struct split_device {
 	int64_t units; /* at least 1 */
 	bool gpu;
+	bool shares;          /* it has a loop that does */
 	double amd_unit_rate; /* AMD: bytes a microsecond of a unit's memory, by the data sheet; else 0 */
 };
 void split_choose(const struct fmha_problem *problem, const struct split_device *device,
 		  struct split_choice *ret_choice);
+/* Backward: how many sums of dQ there are, each over so many keys. @square: a CPU's, else NULL. */
+struct square;
+void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,
+		     const struct square *square, struct split_choice *ret_choice);
 
-/* cost.c */
+/* predict.c */
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);
+/* That a row may see. */
+static inline int64_t cost_keys(const struct fmha_problem *problem)
+{
+	return problem->topk > 0 ? problem->topk : problem->seqlen_k;
+}
+
 double cost_flops(const struct fmha_problem *problem);
 uint64_t cost_bytes(const struct fmha_problem *problem);
+double cost_cpu_shared_rows(const struct fmha_problem *problem, int64_t m0, int64_t n_splits,
+			    int64_t units);
 double cost_cpu_rows(const struct fmha_problem *problem, int64_t m0, int64_t n_splits,
 		     int64_t units, bool packs);
 
@@ -126,9 +167,9 @@ double cost_cpu_rows(const struct fmha_problem *problem, int64_t m0, int64_t n_s
  * workspace.c: the unified backward block. How a dq_dk_dv pipeline splits dQ's partial sums.
  */
 enum dq_mode {
-	DQ_DIRECT,     /* the pipeline writes dQ itself: nsplits 0, no data */
-	DQ_ATOMIC,     /* not deterministic: atomic adds into one buffer */
-	DQ_PER_TILE,   /* deterministic, group mode: ceil(seqlen_k_i / tile_n0) a sequence */
+	DQ_DIRECT, /* the pipeline writes dQ itself: no head, no data */
+	DQ_ATOMIC, /* not deterministic: atomic adds into one buffer */
+	DQ_PER_TILE, /* deterministic: ceil(seqlen_k_i / tile_n0) a sequence; of batch mode the longest's */
 	DQ_PERSISTENT, /* deterministic, batch mode: as many as workers share one head */
 	DQ_SINGLE,     /* deterministic by construction with one buffer that is fully written */
 	DQ_TILES,      /* adds into one buffer of the pipeline's own tiles, in order where asked */

@@ -6,7 +6,7 @@
  */
 #include "internal.h"
 
-static uint64_t align(uint64_t bytes)
+static uint64_t local_align(uint64_t bytes)
 {
 	return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
@@ -21,7 +21,7 @@ int plan_local(const struct plan *plan, struct plan_local *ret_local, struct fmh
 {
 	const struct fmha_problem *p = &plan->problem;
 	struct plan_local *local = ret_local;
-	uint64_t indices = align(plan->workspace_bytes);
+	uint64_t indices = local_align(plan->workspace_bytes);
 
 	/* Such a cache has no page for what the plan writes, whatever its tables hold. */
 	if (p->seqlen_new > 0 && plan_paged(p) && p->n_pages == 0)

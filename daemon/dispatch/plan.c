@@ -1,116 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * plan.c: plan_build(). The problem is checked and brought into one form (strides written out, the
- * default scale, masks that hide nothing dropped), then cut into stages; each stage gets its
- * kernel; then the workspace is laid out: first what stages hand to each other, then their private
+ * plan.c: plan_build(). The problem, checked and in one form (planner.c), is cut into stages; each stage gets
+ * its kernel; then the workspace is laid out: first what stages hand to each other, then their private
  * shares.
  */
-#include <limits.h>
-#include <math.h>
 #include <string.h>
 
+#include <kernels/square.h>
+
 #include "planner.h"
-
-/*
- * A step that is never taken may be any number, but kernels look ahead by one: the limit keeps
- * their sums in range, and what they see of the stride (not 0, well aligned).
- */
-static void limit_idle_strides(const struct fmha_problem *p, enum fmha_tensor_role role,
-			       int64_t stride[5])
-{
-	static const int64_t most = (int64_t)1 << 40;
-	uint64_t span = 0;
-	int64_t dims[5];
-
-	problem_extents(p, role, dims);
-	(void)problem_span_bytes(p, role, &span, NULL);
-	for (int i = 0; i < 5; i++)
-		if ((dims[i] <= 1 || span == 0) && stride[i] > most)
-			stride[i] = most;
-}
-
-static void normalise(struct fmha_problem *p)
-{
-	int64_t stride[5];
-
-	if (isnan(p->scale))
-		p->scale = 1.0F / sqrtf((float)p->hdim_q);
-	if (p->mask == FMHA_MASK_NONE || (p->window_left < 0 && p->window_right < 0)) {
-		p->mask = FMHA_MASK_NONE;
-		p->window_left = p->window_right = -1;
-		p->sink_tokens = 0;
-	}
-	for (int i = 0; i < FMHA_N_TENSORS; i++) {
-		if (!plan_present(p, (enum fmha_tensor_role)i))
-			continue;
-		problem_strides(p, (enum fmha_tensor_role)i, stride);
-		limit_idle_strides(p, (enum fmha_tensor_role)i, stride);
-		memcpy(p->tensor[i].stride, stride, sizeof(stride));
-	}
-}
-
-/* What kernels cannot express, though the wire can. */
-static int check_limits(const struct fmha_problem *p, struct fmha_error *err)
-{
-	static const enum fmha_tensor_role dense[] = {FMHA_T_SINK, FMHA_T_DSINK};
-
-	for (size_t i = 0; i < sizeof(dense) / sizeof(dense[0]); i++)
-		if (plan_present(p, dense[i]) && p->nhead_q > 1 &&
-		    p->tensor[dense[i]].stride[0] != 1)
-			return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.sink.stride",
-						    "tensor.%s: must be dense",
-						    proto_roles[dense[i]].name);
-	if (plan_present(p, FMHA_T_ALIBI_SLOPES) && p->nhead_q > 1 &&
-	    p->alibi_slopes.stride[1] != 1)
-		return fmha_error_set_field(err, FMHA_ENOTSUP, "tensor.alibi_slopes.stride",
-					    "tensor.alibi_slopes: its heads must be dense");
-	/* Turning what is quantized already would round it a second time, against no scale. */
-	if (p->rope != FMHA_ROPE_NONE && fmha_dtype_bytes(p->k.dtype) == 1)
-		return fmha_error_set_field(err, FMHA_ENOTSUP, "rope",
-					    "rope: turns f32, f16 and bf16, not %s: turn before "
-					    "quantizing, and append without rope",
-					    fmha_dtype_name(p->k.dtype));
-	if (plan_present(p, FMHA_T_BLOCK_TABLE) && !plan_present(p, FMHA_T_SEQLEN_K) &&
-	    (int64_t)p->max_blocks * p->page_size < p->seqlen_k)
-		return fmha_error_set_field(
-			err, FMHA_EINVAL, "max_blocks",
-			"max_blocks %d: %d keys need %lld pages of %d", p->max_blocks, p->seqlen_k,
-			(long long)ceil_div(p->seqlen_k, p->page_size), p->page_size);
-	return 0;
-}
-
-/*
- * How much the kernels are ever asked to count to. Broadcast axes make sizes free that no memory
- * backs: within these limits tile counts, paddings and workspaces of any kernel stay in range.
- */
-static int check_work(const struct plan *plan, struct fmha_error *err)
-{
-	static const double most_length = 0x1p30, most_work = 0x1p40;
-	const struct fmha_problem *p = &plan->problem;
-	const struct problem_axes *axes = &plan->axes;
-	const struct {
-		const char *field;
-		double value, limit;
-		const char *of;
-	} counts[] = {
-		{"seqlen_q", (double)axes->q.longest, most_length, "rows of a sequence"},
-		{"seqlen_k", (double)axes->k.longest, most_length, "keys of a sequence"},
-		{"nhead_q", (double)plan_total_q(plan) * p->nhead_q, most_work, "rows times heads"},
-		{"nhead_k", (double)axes->sequences * (double)axes->k.longest * p->nhead_k,
-		 most_work, "sequences times keys times heads"},
-		/* Backward sums gradients over an axis of all keys. */
-		{"seqlen_k",
-		 p->op == FMHA_BACKWARD ? (double)axes->k.outer * (double)axes->k.length : 0,
-		 INT32_MAX, "keys of all sequences"},
-	};
-
-	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-		if (counts[i].value > counts[i].limit)
-			return fmha_error_set_field(err, FMHA_ENOTSUP, counts[i].field,
-						    "%s: %.0f %s, at most %.0f", counts[i].field,
-						    counts[i].value, counts[i].of, counts[i].limit);
-	return 0;
-}
 
 /* From the very arguments that a run will have: what they reach is what was checked. */
 static int check_reach(const struct plan *plan, struct fmha_error *err)
@@ -124,109 +22,6 @@ static int check_reach(const struct plan *plan, struct fmha_error *err)
 	return r;
 }
 
-int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool ask_all,
-		 struct plan_stage *ret_stage, struct select_report *ret_report, double *ret_scale)
-{
-	struct launch_bases bases = args_placeholders(b->plan);
-	struct plan_stage *stage = &b->plan->stages[b->plan->n_stages];
-	union abi_args args;
-	struct select_stage select = {.plan = b->plan,
-				      .device = b->device,
-				      .family = family,
-				      .dtype = dtype,
-				      .args = &args,
-				      .shapes = &b->shapes,
-				      .ask_all = ask_all,
-				      .named = naming_of(&b->naming, family)};
-	int r;
-
-	*stage = (struct plan_stage){.family = family, .dtype = dtype};
-	args_fill(b->plan, b->plan->n_stages, &bases, &args);
-	r = select_kernel(&select, stage, ret_report);
-	*ret_scale = select.scale;
-	*ret_stage = *stage;
-	*stage = (struct plan_stage){0};
-	return r;
-}
-
-/* Adds a stage and looks for its kernel. 0, or 1 when nothing fits; then no stage was added. */
-static int add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
-{
-	struct plan *plan = b->plan;
-	struct plan_stage *stage = &plan->stages[plan->n_stages];
-	struct launch_bases bases = args_placeholders(plan);
-	struct select_report report = {0};
-	struct select_named *named = naming_of(&b->naming, family);
-	union abi_args args;
-	const char *why;
-	int r;
-
-	if (b->has_found && !b->report && b->found.family == family &&
-	    b->found_splits == plan->n_splits) {
-		*stage = b->found;
-		plan->n_stages++;
-		return 0;
-	}
-	*stage = (struct plan_stage){.family = family, .dtype = dtype};
-	args_fill(plan, plan->n_stages, &bases, &args);
-	if (b->device->registry) {
-		struct select_stage select = {.plan = plan,
-					      .device = b->device,
-					      .family = family,
-					      .dtype = dtype,
-					      .args = &args,
-					      .shapes = &b->shapes,
-					      .ask_all = b->report,
-					      .named = named};
-
-		r = select_kernel(&select, stage, b->report ? &report : NULL);
-		if (b->report)
-			explain_selection(b->report->selections, &select, r == 0 ? stage : NULL,
-					  &report);
-		select_report_deinit(&report);
-	} else {
-		r = SELECT_NO_SPEC;
-	}
-	/* What specs/ does not describe yet, the device may still have. */
-	if (r == SELECT_NO_SPEC)
-		r = named || !b->device->find ||
-		    b->device->find(b->device->owner, family, dtype, &args, stage, &why) != 0;
-	if (r < 0)
-		return fmha_error_set(b->err, r, "plan: out of memory");
-	plan->n_stages += r == 0;
-	return r;
-}
-
-static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_WORD)};
-
-const char *plan_family_name(enum abi_family family)
-{
-	return family < ABI_N_FAMILIES ? family_names[family] : "unknown";
-}
-
-static int no_kernel(struct planner *b, enum abi_family family, uint32_t dtype)
-{
-	const struct fmha_problem *p = &b->plan->problem;
-	const char *type = fmha_dtype_name(dtype);
-
-	return fmha_error_set(b->err, FMHA_ENOKERNEL, "%s: no %s kernel for %s, hdim %d x %d",
-			      b->device->arch, plan_family_name(family), type ? type : "?",
-			      p->hdim_q, p->hdim_v);
-}
-
-static int need_stage(struct planner *b, enum abi_family family, uint32_t dtype)
-{
-	int r = add_stage(b, family, dtype);
-
-	return r == 1 ? no_kernel(b, family, dtype) : r;
-}
-
-static int too_large(struct planner *b)
-{
-	return fmha_error_set_field(b->err, FMHA_EINVAL, "workspace",
-				    "workspace: its size does not fit in 62 bits");
-}
-
 /* Private shares come last and lie on top of each other: stages run one after the other. */
 static int place_private(struct planner *b)
 {
@@ -238,7 +33,7 @@ static int place_private(struct planner *b)
 			most = plan->stages[i].workspace_bytes;
 	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, 0, &base) ||
 	    !workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, most, &offset))
-		return too_large(b);
+		return planner_too_large(b);
 	for (uint32_t i = 0; i < plan->n_stages; i++)
 		plan->stages[i].workspace_offset = base;
 	return 0;
@@ -253,42 +48,8 @@ static int place_dq_acc(struct planner *b)
 		return 0;
 	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, plan->dq_acc_bytes,
 			   &plan->layout.dq_acc))
-		return too_large(b);
+		return planner_too_large(b);
 	return 0;
-}
-
-/* Allocates @n factors' product of bytes in the common part. */
-static int place_common(struct planner *b, int n, const int64_t *factors, uint64_t *ret_offset)
-{
-	uint64_t bytes;
-	int r = workspace_product(&bytes, b->err, n, factors);
-
-	if (r < 0)
-		return r;
-	if (!workspace_add(&b->plan->workspace_bytes, PLAN_ALIGNMENT, bytes, ret_offset))
-		return too_large(b);
-	return 0;
-}
-
-int planner_append(struct planner *b)
-{
-	struct plan *plan = b->plan;
-	const struct fmha_problem *p = &plan->problem;
-	int r;
-
-	if (plan->append) /* done while it was looked at */
-		return 0;
-	if (!plan_present(p, FMHA_T_K_NEW) || p->batch == 0 ||
-	    (p->seqlen_new == 0 && p->rope == FMHA_ROPE_NONE))
-		return 0;
-	plan->append = 1;
-	r = need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
-	if (r < 0 || p->rope == FMHA_ROPE_NONE)
-		return r;
-	return place_common(b, 4,
-			    (const int64_t[]){plan_total_q(plan), p->nhead_q, p->hdim_q,
-					      fmha_dtype_bytes(p->q.dtype)},
-			    &plan->layout.q_rotated);
 }
 
 /* Split-KV: 0 when both kernels exist and the partials are placed; 1 when a kernel is missing. */
@@ -297,39 +58,18 @@ static int add_split(struct planner *b)
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	uint32_t n_stages = plan->n_stages;
-	int r = add_stage(b, ABI_FWD_SPLITKV, p->q.dtype);
+	uint64_t bytes = plan->workspace_bytes;
+	int r = planner_place_partials(b);
 
 	if (r == 0)
-		r = add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
+		r = planner_add_stage(b, ABI_FWD_SPLITKV, p->q.dtype);
+	if (r == 0)
+		r = planner_add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
 	if (r != 0) {
 		plan->n_stages = n_stages;
-		return r;
+		plan->workspace_bytes = bytes;
 	}
-	r = place_common(b, 5,
-			 (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(plan),
-					   p->hdim_v, (int64_t)sizeof(float)},
-			 &plan->layout.o_acc);
-	if (r < 0)
-		return r;
-	return place_common(b, 4,
-			    (const int64_t[]){plan->n_splits, p->nhead_q, plan_total_q(plan),
-					      (int64_t)sizeof(float)},
-			    &plan->layout.lse_acc);
-}
-
-bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
-{
-	const struct fmha_problem *p = &b->plan->problem;
-	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
-	bool prefills = plan_paged(p) && p->mode == FMHA_GROUP &&
-			!naming_of(&b->naming, ABI_FWD_PAGEDKV);
-
-	if (i > (prefills ? 1 : 0))
-		return false;
-	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL
-		      : plan_paged(p)    ? ABI_FWD_PAGEDKV
-					 : ABI_FWD;
-	return true;
+	return r;
 }
 
 static int add_unsplit(struct planner *b)
@@ -338,12 +78,12 @@ static int add_unsplit(struct planner *b)
 	enum abi_family family = ABI_FWD;
 
 	for (int i = 0; planner_unsplit_family(b, i, &family); i++) {
-		int r = add_stage(b, family, p->q.dtype);
+		int r = planner_add_stage(b, family, p->q.dtype);
 
 		if (r <= 0)
 			return r;
 	}
-	return no_kernel(b, family, p->q.dtype);
+	return planner_no_kernel(b, family, p->q.dtype);
 }
 
 /* Is a kernel named that takes all keys at once? */
@@ -370,7 +110,7 @@ static int build_forward(struct planner *b)
 		return r;
 	if (plan_total_q(plan) == 0)
 		return 0;
-	r = options_choose_splits(b, &split);
+	r = planner_choose_splits(b, &split);
 	if (r < 0)
 		return r;
 	if (b->report)
@@ -380,28 +120,35 @@ static int build_forward(struct planner *b)
 					    p->split_size > 0 ? "split_size" : "n_splits",
 					    "%d splits: at most %d", split.n, PLAN_MAX_SPLITS);
 	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
-	if ((split.n > 1 && (fixed || !names_unsplit(b))) || (fixed && split.n > 0)) {
+	while ((split.n > 1 && (fixed || !names_unsplit(b))) || (fixed && split.n > 0)) {
 		plan->n_splits = split.n;
 		plan->split_size = split.size;
+		plan->shares = split.shares;
 		r = add_split(b);
 		if (r <= 0)
 			return r;
 		plan->n_splits = plan->split_size = 0;
+		plan->shares = false;
+		if (split.shares && planner_without_shares(b, &split))
+			continue;
 		if (fixed)
-			return no_kernel(b, ABI_FWD_SPLITKV, p->q.dtype);
+			return planner_no_kernel(b, ABI_FWD_SPLITKV, p->q.dtype);
+		break;
 	}
 	return add_unsplit(b);
 }
 
 /*
  * How a pipeline that does not write dQ itself splits its partial sums. AMD's have one buffer for
- * atomic adds, or one a tile or worker when they must be deterministic; a CPU's writes one buffer
- * in full.
+ * atomic adds, or one a tile or worker when they must be deterministic; ours write one buffer in
+ * full, or one for so many keys.
  */
 static enum dq_mode dq_mode_of(const struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 
+	if (b->plan->dq_split_keys > 0)
+		return DQ_PER_TILE;
 	if (is_on_cpu(b))
 		return DQ_SINGLE;
 	if (!p->deterministic)
@@ -420,22 +167,67 @@ static bool sums_in_tiles(const struct planner *b)
 	return b->plan->dq_tile_rows > 0;
 }
 
-/* Without a buffer for sums of dQ, else with one; the other way round where that was measured as the
- * faster. What writes dQ itself is no candidate with a buffer. */
+/* A CPU's kernels all can split, by chunks that their tile says; others are chosen for it. Return: whether the device
+ * has such. */
+static bool choose_dq_splits(struct planner *b)
+{
+	const struct split_device device = planner_split_device(b->device);
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	const struct plan_stage *stage = &plan->stages[1];
+	struct launch_bases bases = args_placeholders(plan);
+	struct split_choice split;
+	struct square square;
+	union abi_args args;
+
+	if (is_on_cpu(b)) {
+		args_fill(plan, 1, &bases, &args);
+		square = square_of(&args.bwd, stage->spec.tile.tile_m0, stage->spec.tile.tile_n0,
+				   p->seqlen_q, p->seqlen_k);
+	}
+	split_choose_dq(p, &device, is_on_cpu(b) ? &square : NULL, &split);
+	plan->dq_split_keys = split.n > 1 ? split.size : 0;
+	if (b->report)
+		memcpy(b->report->split_why, split.why, sizeof(split.why));
+	return is_on_cpu(b) || device.amd_unit_rate > 0;
+}
+
+/*
+ * Where blocks are better split, with a buffer for what each has summed of dQ. Else without a buffer, else
+ * with one; the other way round where that was measured as the faster. What writes dQ itself is no candidate
+ * with a buffer that is not split.
+ */
 static int add_main_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
-	bool buffered = options_prefer_buffered_dq(b);
+	uint32_t dtype = plan->problem.q.dtype;
+	bool buffered = planner_prefer_buffered_dq(b), can_split = true;
+	int32_t asked = plan->problem.n_splits;
+	int r = 1;
 
-	for (int i = 0; i < 2; i++, buffered = !buffered) {
-		int r;
-
-		plan->dq_buffered = buffered;
-		r = add_stage(b, ABI_BWD_DQ_DK_DV, plan->problem.q.dtype);
-		if (r <= 0)
-			return r;
+	if (!is_on_cpu(b))
+		can_split = choose_dq_splits(b);
+	if (plan->dq_split_keys > 0) {
+		plan->dq_buffered = 1;
+		r = planner_add_stage(b, ABI_BWD_DQ_DK_DV, dtype);
+		can_split = r == 0;
 	}
-	return no_kernel(b, ABI_BWD_DQ_DK_DV, plan->problem.q.dtype);
+	if (r == 1)
+		plan->dq_split_keys = 0;
+	for (int i = 0; r == 1 && i < 2; i++, buffered = !buffered) {
+		plan->dq_buffered = buffered;
+		r = planner_add_stage(b, ABI_BWD_DQ_DK_DV, dtype);
+	}
+	if (r == 1)
+		return planner_no_kernel(b, ABI_BWD_DQ_DK_DV, dtype);
+	if (r == 0 && is_on_cpu(b) && plan->stages[1].has_spec)
+		(void)choose_dq_splits(b);
+	if (r == 0 && asked > 1 && plan->problem.seqlen_k > 0 && !can_split)
+		return fmha_error_set_field(
+			b->err, FMHA_ENOTSUP, "n_splits",
+			"n_splits %d: no backward kernel of %s sums dQ by parts of the keys", asked,
+			b->device->arch);
+	return r;
 }
 
 static int build_backward(struct planner *b)
@@ -449,7 +241,7 @@ static int build_backward(struct planner *b)
 
 	if (p->batch == 0 && !plan_present(p, FMHA_T_DSINK))
 		return 0;
-	r = need_stage(b, ABI_BWD_DOT_DO_O, p->q.dtype);
+	r = planner_need_stage(b, ABI_BWD_DOT_DO_O, p->q.dtype);
 	if (r < 0)
 		return r;
 	r = add_main_backward(b);
@@ -462,11 +254,13 @@ static int build_backward(struct planner *b)
 		mode = DQ_TILES;
 	}
 	if (plan->dq_buffered) {
-		r = need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
+		r = planner_need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
 		if (r < 0)
 			return r;
 	}
 	tile_n0 = plan->stages[1].tile_n0 ? plan->stages[1].tile_n0 : 128;
+	if (plan->dq_split_keys > 0)
+		tile_n0 = plan->dq_split_keys;
 	r = bwd_workspace_size(plan, mode, tile_n0, b->device->compute_units, &w, b->err);
 	if (r < 0)
 		return r;
@@ -483,6 +277,20 @@ static int build_backward(struct planner *b)
 	return 0;
 }
 
+/* Where backward's workspace has what is known when all of it has been placed: its second stage decides. */
+static void record_backward(struct plan *plan)
+{
+	struct launch_bases bases = args_placeholders(plan);
+
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		struct plan_stage *stage = &plan->stages[i];
+		union abi_args args;
+
+		args_fill(plan, i, &bases, &args);
+		args_record(plan, stage->family, &args, &stage->launch);
+	}
+}
+
 static int build_stages(struct planner *b)
 {
 	const struct fmha_problem *p = &b->plan->problem;
@@ -495,11 +303,11 @@ static int build_stages(struct planner *b)
 	case FMHA_APPEND_KV:
 		if (p->batch == 0 || (p->seqlen_new == 0 && p->rope == FMHA_ROPE_NONE))
 			return 0;
-		return need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
+		return planner_need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
 	case FMHA_MERGE_STATES:
 		if (plan_total_q(b->plan) == 0)
 			return 0;
-		return need_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
+		return planner_need_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
 	default:
 		return fmha_error_set_field(b->err, FMHA_EINVAL, "op", "op %u: unknown", p->op);
 	}
@@ -533,18 +341,6 @@ static void place_grid(struct planner *b)
 	}
 }
 
-static void note_alignment(struct plan *plan, const struct plan_device *device)
-{
-	for (uint32_t i = 0; i < plan->n_views; i++) {
-		uint32_t role = plan->views[i].role;
-		const struct fmha_tensor *tensor = &plan->problem.tensor[role];
-		uint64_t at = device->locate ? device->locate(device->tensors, tensor)
-					     : tensor->offset;
-
-		plan->misaligned[role] = (uint8_t)(at % LAUNCH_ALIGNMENT);
-	}
-}
-
 /* dq_acc is the second stage's. */
 static void place_zeroes(struct plan *plan)
 {
@@ -569,39 +365,13 @@ static void align_views(struct plan *plan, const struct launch_record *record)
 		}
 }
 
-int planner_start(struct planner *b, const struct fmha_problem *problem,
-		  const struct plan_choice *choice)
-{
-	struct plan *plan = b->plan;
-	int r = problem_check(problem, b->err);
-
-	if (r < 0)
-		return r;
-	plan->problem = *problem;
-	normalise(&plan->problem);
-	problem_axes(&plan->problem, &plan->axes);
-	r = check_limits(&plan->problem, b->err);
-	if (r == 0)
-		r = check_work(plan, b->err);
-	if (r == 0)
-		r = views_build(plan, b->err);
-	if (r < 0)
-		return r;
-	if (b->device->registry)
-		shape_words_make(&plan->problem, &b->shapes);
-	note_alignment(plan, b->device);
-	plan->flops = cost_flops(&plan->problem);
-	plan->bytes = cost_bytes(&plan->problem);
-	return naming_init(&b->naming, choice, b->device, b->err);
-}
-
 int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
 			const struct plan_device *device, struct plan *ret_plan,
 			struct plan_report *report, struct fmha_error *err)
 {
 	struct plan plan = {0};
 	struct planner b = {.plan = &plan, .device = device, .report = report, .err = err};
-	int r = options_take_looking(&b, problem) ? 0 : planner_start(&b, problem, choice);
+	int r = planner_take_looking(&b, problem) ? 0 : planner_start(&b, problem, choice);
 
 	if (r < 0)
 		return r;
@@ -615,10 +385,12 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 		r = place_dq_acc(&b);
 	if (r < 0)
 		return r;
+	if (plan.problem.op == FMHA_BACKWARD)
+		record_backward(&plan);
 	place_grid(&b);
 	lengths_choose(&plan);
 	for (uint32_t i = 0; i < plan.n_stages; i++) {
-		args_record(&plan, i, &plan.stages[i].launch);
+		args_record_keys(&plan, plan.stages[i].family, &plan.stages[i].launch);
 		align_views(&plan, &plan.stages[i].launch);
 	}
 	place_zeroes(&plan);

@@ -7,13 +7,13 @@
 #include <dispatch/ck.h>
 #include <dispatch/model.h>
 #include <dispatch/plan.h>
-#include <kernels/backends.h>
-#include <kernels/gpu_catalogue.h>
+#include <catalogue/backends.h>
+#include <catalogue/gpu_catalogue.h>
 #include <registry/registry.h>
 
 /* What people mean by an arch's name. */
-static void describe(const struct spec_catalog *catalog, const char *name,
-		     struct plan_device *device)
+static void arch_describe(const struct spec_catalog *catalog, const char *name,
+			  struct plan_device *device)
 {
 	int arch = spec_arch_find(catalog, name);
 	const struct spec_backend_arch *model = arch < 0 ? NULL : spec_arch_model(catalog, arch);
@@ -48,8 +48,8 @@ static int find_on_gpu(void *owner, enum abi_family family, uint32_t dtype,
 
 	(void)family;
 	(void)dtype;
-	if (!stage->has_spec ||
-	    gpu_kernel_of_spec(device->arch, stage->pipeline, &stage->spec, args, &kernel) != 0)
+	if (!stage->has_spec || gpu_kernel_of_spec(device->arch, stage->pipeline, &stage->spec,
+						   &stage->traits, &kernel) != 0)
 		return 1;
 	why = gpu_kernel_launch(&kernel, device->compute_units, args, &stage->launch);
 	if (why) {
@@ -73,6 +73,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 		.arch = options->arch,
 		.compute_units = options->compute_units,
 		.explain_features = options->features,
+		.explain_integers = options->integers,
 	};
 	struct plan_choice choice = {0};
 	int r = spec_catalog_load(NULL, fmha_backends, &catalog, err);
@@ -82,7 +83,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 	if (r == 0 && is_foreign(catalog, options))
 		r = ck_source_new(catalog, &model, options->rules, &foreign, err);
 	model.source = foreign;
-	device.judge = foreign ? ck_judge : NULL;
+	device.foreign = ck_foreign(foreign);
 	if (r == 0)
 		r = registry_new(catalog, &model, &registry, err);
 	device.registry = registry;
@@ -93,7 +94,7 @@ int plan_explain_offline(const struct plan_offline_options *options,
 		(void)snprintf(choice.kernel[choice.n++], PLAN_KERNEL_BYTES, "%s",
 			       options->kernels[i]);
 	if (r == 0)
-		describe(catalog, options->arch, &device);
+		arch_describe(catalog, options->arch, &device);
 	if (r == 0 && !foreign && gpu_arch_find(options->arch)) {
 		device.find = find_on_gpu;
 		device.owner = &device;

@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* planner.h: a plan in the making; what plan.c and options.c share. */
+/* planner.h: a plan in the making. */
 #ifndef FMHAD_DISPATCH_PLANNER_H
 #define FMHAD_DISPATCH_PLANNER_H
 
 #include "select.h"
+
+/* Who wants to know why a plan is as it is. */
+struct plan_report {
+	/* After every selection; @chosen: NULL: it found nothing. */
+	void (*selected)(struct plan_report *report, const struct select_stage *stage,
+			 const struct plan_stage *chosen, const struct select_report *selection);
+	char split_why[SPLIT_WHY_BYTES];
+};
+/* plan.c: plan_build(); @report: NULL: nobody wants to know. */
+int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
+			const struct plan_device *device, struct plan *ret_plan,
+			struct plan_report *report, struct fmha_error *err);
 
 struct planner {
 	struct plan *plan;
@@ -33,14 +45,47 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
  * there is no number @i. */
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family);
 
+/* Adds a stage and looks for its kernel. Return: 0, 1 when nothing fits, and no stage was added; FMHA_E*. */
+int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype);
+/* The same where there has to be one. */
+int planner_need_stage(struct planner *b, enum abi_family family, uint32_t dtype);
+/* Return: FMHA_ENOKERNEL, FMHA_EINVAL, with their sentences. */
+int planner_no_kernel(struct planner *b, enum abi_family family, uint32_t dtype);
+int planner_too_large(struct planner *b);
+/* Allocates @n factors' product of bytes in the common part of the workspace. */
+int planner_place(struct planner *b, int n, const int64_t *factors, uint64_t *ret_offset);
+/* Allocates what the parts of split-KV hand to their combine. */
+int planner_place_partials(struct planner *b);
+
+/* ---- into how many splits keys are cut ---- */
+
+/* Numbers of splits that are looked at for one problem. */
+#define PLANNER_MOST_SPLITS 24
+struct planner_splits {
+	int32_t n[PLANNER_MOST_SPLITS], size[PLANNER_MOST_SPLITS];
+	size_t count;
+};
+
+/* Whether the problem leaves the number to the plan. */
+bool planner_is_free(const struct planner *b);
+struct split_device planner_split_device(const struct plan_device *device);
+/* The default first, then no split, then what lies around. */
+void planner_list_splits(const struct planner *b, int32_t n_default, struct planner_splits *list);
+/* The candidates for so many splits. Return: 0 and a report, or as select_kernel(). */
+int planner_peek_splits(struct planner *b, int32_t n, int32_t size, bool ask_all,
+			struct plan_stage *ret_stage, struct select_report *report,
+			double *ret_scale);
+
 /*
- * options.c: how many splits, of those that are worth a try, will be fastest: as measured, as
+ * How many splits, of those that are worth a try, will be fastest: as measured, as
  * predicted, else what split.c says. 1: none. Not for problems that say it. Return: 0, FMHA_ENOMEM.
  */
-int options_choose_splits(struct planner *b, struct split_choice *ret_split);
+int planner_choose_splits(struct planner *b, struct split_choice *ret_split);
+/* Chooses as if there were no shares. Return: whether that is to split at all. */
+bool planner_without_shares(struct planner *b, struct split_choice *ret_split);
 /* Begins as the planner that has looked at the same request did. Return: whether there is one. */
-bool options_take_looking(struct planner *b, const struct fmha_problem *problem);
+bool planner_take_looking(struct planner *b, const struct fmha_problem *problem);
 /* Was a backward pipeline that sums dQ in the workspace measured as the fastest? */
-bool options_prefer_buffered_dq(struct planner *b);
+bool planner_prefer_buffered_dq(struct planner *b);
 
 #endif

@@ -43,9 +43,11 @@
 	32 /* bytes: a loop keeps them out of its way; models have seen those that do not */
 
 enum predict_feature {
-#define PREDICT_ENUM(name) PREDICT_##name,
-	PREDICT_FEATURE_LIST(PREDICT_ENUM)
+#define PREDICT_ENUM(name)                                     PREDICT_##name,
+#define PREDICT_TRAIT(name, NAME, word, kind, families, asked) PREDICT_trait_##name,
+	PREDICT_FEATURE_LIST(PREDICT_ENUM) FMHA_OWN_TRAITS(PREDICT_TRAIT)
 #undef PREDICT_ENUM
+#undef PREDICT_TRAIT
 		PREDICT_FEATURES
 };
 

@@ -125,6 +125,14 @@ static int reach_query(const struct reach *r, enum fmha_tensor_role role,
 	return within_view(r, role, t->data, steps, N_STEPS);
 }
 
+static int reach_mask_data(const struct reach *r, const struct abi_mask_data *m, int64_t heads)
+{
+	int64_t bytes = ceil_div(r->sequences->seqlen_k_max, 8);
+	int e = reach_query(r, FMHA_T_MASK_INTERVALS, &m->intervals, heads, m->n_endpoints);
+
+	return e < 0 ? e : reach_query(r, FMHA_T_MASK_BITS, &m->bits, heads, bytes);
+}
+
 static int reach_rows(const struct reach *r, enum fmha_tensor_role role, const struct abi_rows *t,
 		      int64_t heads)
 {
@@ -166,9 +174,10 @@ static int reach_descale(const struct reach *r, enum fmha_tensor_role role,
 			 const struct abi_descale *d, int64_t sequences, int64_t pages,
 			 int64_t heads, int64_t length)
 {
+	const int64_t counted = d->per_page ? r->plan->problem.page_size : length;
 	const struct step steps[] = {{d->per_page ? pages : sequences, d->stride_batch},
 				     {heads, d->stride_head},
-				     {d->block ? ceil_div(length, d->block) : 1, d->stride_block}};
+				     {d->block ? ceil_div(counted, d->block) : 1, d->stride_block}};
 
 	return within_view(r, role, d->data, steps, 3);
 }
@@ -187,7 +196,7 @@ static int reach_tables(const struct reach *r, const struct abi_kv_cache *cache)
 {
 	const struct problem_axes *axes = &r->plan->axes;
 	const struct abi_sequences *s = r->sequences;
-	bool pages = problem_axis_is_paged(&axes->k);
+	bool pages = problem_axis_is_paged(&axes->k), slots = axes->k.storage == STORED_SLOTS;
 
 	if ((axes->q.storage == STORED_PACKED) != (s->seqstart_q != NULL))
 		return escapes(r, "seqstart_q", 0, 0);
@@ -202,7 +211,7 @@ static int reach_tables(const struct reach *r, const struct abi_kv_cache *cache)
 	if ((axes->k.storage == STORED_LIST) !=
 	    (cache->kv_indptr && cache->kv_page_indices && cache->kv_last_page_len))
 		return escapes(r, "kv_indptr", 0, 0);
-	return pages == (cache->page_size > 0) ? 0 : escapes(r, "k", 0, 0);
+	return (pages || slots) == (cache->page_size > 0) ? 0 : escapes(r, "k", 0, 0);
 }
 
 /* ---- the argument structs ---- */
@@ -238,19 +247,38 @@ static int reach_partials(const struct reach *r, const struct abi_fwd_args *a)
 	return within_workspace(r, r->plan->layout.lse_acc, sizeof(float), lse, 2);
 }
 
+static int64_t key_elements(int32_t layout, int32_t hdim_q)
+{
+	return layout == ABI_KV_LATENT_FP8 ? ABI_LATENT_BYTES : hdim_q;
+}
+
+static int reach_chosen(const struct reach *r, const struct abi_fwd_args *a)
+{
+	const struct step steps[] = {sequence_step(r->sequences, a->chosen.stride_batch),
+				     row_step(r->sequences, a->chosen.stride_seq),
+				     {a->chosen.n, a->chosen.stride_entry}};
+
+	return within_view(r, FMHA_T_INDICES, a->chosen.data, steps, 3);
+}
+
 static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 {
 	const struct abi_sequences *s = &a->sequences;
 	abi_i32 n_pages = a->cache.n_pages;
+	enum fmha_tensor_role v = a->v_in_k ? FMHA_T_K : FMHA_T_V;
+	enum fmha_tensor_role v_descale = a->v_in_k ? FMHA_T_K_DESCALE : FMHA_T_V_DESCALE;
 
 	TRY(reach_tables(r, &a->cache));
 	TRY(reach_fwd_q(r, a));
-	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k, a->hdim_q));
-	TRY(reach_keys(r, FMHA_T_V, &a->cache, &a->v, a->nhead_k, a->hdim_v));
+	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k,
+		       key_elements(a->cache.layout, a->hdim_q)));
+	TRY(reach_keys(r, v, &a->cache, &a->v, a->nhead_k, a->hdim_v));
+	TRY(reach_chosen(r, a));
 	TRY(reach_query(r, FMHA_T_O, &a->o, a->nhead_q, a->hdim_v));
 	TRY(reach_rows(r, FMHA_T_LSE, &a->lse, a->nhead_q));
 	TRY(reach_query(r, FMHA_T_BIAS, &a->bias, a->nhead_q, s->seqlen_k_max));
 	TRY(reach_query(r, FMHA_T_RANDVAL, &a->dropout.randval, a->nhead_q, s->seqlen_k_max));
+	TRY(reach_mask_data(r, &a->mask_data, a->nhead_q));
 	TRY(reach_heads(r, FMHA_T_ALIBI_SLOPES, a->alibi_slopes, s->batch, a->alibi_stride_batch,
 			a->nhead_q));
 	TRY(reach_heads(r, FMHA_T_SINK, a->sink, 1, 0, a->nhead_q));
@@ -258,7 +286,7 @@ static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 			  s->seqlen_q_max));
 	TRY(reach_descale(r, FMHA_T_K_DESCALE, &a->k_descale, s->batch, n_pages, a->nhead_k,
 			  s->seqlen_k_max));
-	TRY(reach_descale(r, FMHA_T_V_DESCALE, &a->v_descale, s->batch, n_pages, a->nhead_k,
+	TRY(reach_descale(r, v_descale, &a->v_descale, s->batch, n_pages, a->nhead_k,
 			  s->seqlen_k_max));
 	return a->n_splits > 0 ? reach_partials(r, a) : 0;
 }
@@ -322,8 +350,29 @@ static int reach_rotated(const struct reach *r, const struct abi_appendkv_args *
 	if (!r->plan->append)
 		return reach_query(r, FMHA_T_Q_ROTATED, &a->q_rotated, a->nhead_q, a->hdim_q);
 	query_steps(&a->sequences, &a->q_rotated, a->nhead_q, a->hdim_q, steps);
-	return within_workspace(r, r->plan->layout.q_rotated, fmha_dtype_bytes((uint32_t)a->dtype),
-				steps, N_STEPS);
+	return within_workspace(r, r->plan->layout.q_rotated,
+				fmha_dtype_bytes(r->plan->problem.q.dtype), steps, N_STEPS);
+}
+
+/* Slots and positions: a number a new row. */
+static int reach_row_numbers(const struct reach *r, enum fmha_tensor_role role, const abi_i64 *data,
+			     abi_i64 stride_batch, abi_i64 stride_seq,
+			     const struct abi_appendkv_args *a)
+{
+	const struct step steps[] = {{a->sequences.batch, stride_batch},
+				     {a->seqlen_new, stride_seq}};
+
+	return within_view(r, role, data, steps, 2);
+}
+
+static int reach_factors(const struct reach *r, const struct abi_appendkv_args *a)
+{
+	const struct abi_sequences *s = &a->sequences;
+
+	TRY(reach_descale(r, FMHA_T_K_DESCALE, &a->k_descale, s->batch, a->cache.n_pages,
+			  a->nhead_k, s->seqlen_k_max));
+	return reach_descale(r, FMHA_T_V_DESCALE, &a->v_descale, s->batch, a->cache.n_pages,
+			     a->nhead_k, s->seqlen_k_max);
 }
 
 static int reach_appendkv(const struct reach *r, const struct abi_appendkv_args *a)
@@ -331,10 +380,16 @@ static int reach_appendkv(const struct reach *r, const struct abi_appendkv_args 
 	TRY(reach_tables(r, &a->cache));
 	TRY(reach_new(r, FMHA_T_K_NEW, &a->k_new, a, a->hdim_q));
 	TRY(reach_new(r, FMHA_T_V_NEW, &a->v_new, a, a->hdim_v));
-	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k, a->hdim_q));
+	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k,
+		       key_elements(a->cache.layout, a->hdim_q)));
 	TRY(reach_keys(r, FMHA_T_V, &a->cache, &a->v, a->nhead_k, a->hdim_v));
 	TRY(reach_rotary(r, FMHA_T_ROTARY_COS, &a->rotary_cos, a));
 	TRY(reach_rotary(r, FMHA_T_ROTARY_SIN, &a->rotary_sin, a));
+	TRY(reach_row_numbers(r, FMHA_T_SLOT_MAPPING, a->slots, a->slots_stride_batch,
+			      a->slots_stride_seq, a));
+	TRY(reach_row_numbers(r, FMHA_T_POSITIONS, a->positions, a->positions_stride_batch,
+			      a->positions_stride_seq, a));
+	TRY(reach_factors(r, a));
 	return reach_rotated(r, a);
 }
 
@@ -377,6 +432,7 @@ static int reach_bwd(const struct reach *r, const struct abi_bwd_args *a)
 	};
 
 	TRY(reach_tables(r, NULL));
+	TRY(reach_mask_data(r, &a->mask_data, a->nhead_q));
 	for (size_t i = 0; i < sizeof(queries) / sizeof(queries[0]); i++)
 		TRY(reach_query(r, queries[i].role, queries[i].t, a->nhead_q, queries[i].columns));
 	TRY(reach_keys(r, FMHA_T_K, NULL, &a->k, a->nhead_k, a->hdim_q));

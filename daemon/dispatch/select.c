@@ -2,9 +2,148 @@
 /* select.c: candidates, strategies, the choice. */
 #include "select.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <proto/error.h>
+
+static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_WORD)};
+
+const char *plan_family_name(enum abi_family family)
+{
+	return family < ABI_N_FAMILIES ? family_names[family] : "unknown";
+}
+
+/* ---- naming ---- */
+
+/*
+ * Kernels that the caller names. A name says its family and so its stage; there, it is
+ * the only candidate that is allowed, and goes through the same checks as when it is chosen. The
+ * reason of its last rejection is kept: a stage may be tried in more than one form.
+ */
+
+static const char field[] = "kernels";
+
+int naming_init(struct naming *naming, const struct plan_choice *choice,
+		const struct plan_device *device, struct fmha_error *err)
+{
+	*naming = (struct naming){0};
+	if (!choice || choice->n == 0)
+		return 0;
+	if (!device->registry)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, field,
+					    "kernels: %s has none with names", device->arch);
+	for (uint32_t i = 0; i < choice->n && i < PLAN_MAX_STAGES; i++) {
+		struct select_named *named = &naming->named[i];
+		struct fmha_error why = {0};
+
+		if (registry_find(device->registry, choice->kernel[i], &named->spec, NULL, &why) <
+		    0)
+			return fmha_error_set_field(err, FMHA_EINVAL, field, "kernels: %s",
+						    why.msg);
+		if (naming_of(naming, (enum abi_family)named->spec.signature.family))
+			return fmha_error_set_field(
+				err, FMHA_EINVAL, field, "kernels: two are of %s",
+				plan_family_name((enum abi_family)named->spec.signature.family));
+		naming->n++;
+	}
+	return 0;
+}
+
+struct select_named *naming_of(struct naming *naming, enum abi_family family)
+{
+	for (uint32_t i = 0; i < naming->n; i++)
+		if (naming->named[i].spec.signature.family == family)
+			return &naming->named[i];
+	return NULL;
+}
+
+/* Of @signature's fields the first that @spec has another value in, as a sentence. */
+static void say_difference(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			   const struct kernel_signature *signature,
+			   char reason[SELECT_REASON_BYTES])
+{
+	struct kernel_spec wanted = *spec;
+
+	wanted.signature = *signature;
+	(void)snprintf(reason, SELECT_REASON_BYTES, "the problem is of another signature");
+	for (int i = 0; i < SPEC_N_FIELDS; i++) {
+		enum spec_field at = (enum spec_field)i;
+		int64_t has = spec_get(spec, at), wants = spec_get(&wanted, at);
+		const char *has_word = spec_word(catalog, at, has);
+		const char *wants_word = spec_word(catalog, at, wants);
+		/* Head dims may be larger: that is for the pads to judge. */
+		bool is_dim = at == SPEC_FIELD_hdim_q || at == SPEC_FIELD_hdim_v;
+
+		if (!select_explains(at) || has == wants || (is_dim && has > wants))
+			continue;
+		if (has_word && wants_word)
+			(void)snprintf(reason, SELECT_REASON_BYTES, "%s %s: the problem's is %s",
+				       spec_field_name(at), has_word, wants_word);
+		else
+			(void)snprintf(reason, SELECT_REASON_BYTES,
+				       "%s %lld: the problem's is %lld", spec_field_name(at),
+				       (long long)has, (long long)wants);
+		return;
+	}
+}
+
+/* Why @stage->named was not chosen, after a selection that found nothing. */
+static void naming_refuse(const struct select_stage *stage, const struct select_report *report)
+{
+	struct select_named *named = stage->named;
+
+	for (size_t i = 0; i < report->n; i++)
+		if (spec_compare(&report->candidates[i].spec, &named->spec) == 0) {
+			memcpy(named->reason, report->candidates[i].reason, sizeof(named->reason));
+			return;
+		}
+	say_difference(registry_catalog(stage->device->registry), &named->spec, &report->signature,
+		       named->reason);
+}
+
+static bool runs_a_stage(const struct select_named *named, struct plan *plan)
+{
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (plan->stages[i].has_spec &&
+		    spec_compare(&plan->stages[i].spec, &named->spec) == 0) {
+			plan->named |= 1U << i;
+			return true;
+		}
+	return false;
+}
+
+int naming_settle(const struct naming *naming, struct plan *plan, int r, struct fmha_error *err)
+{
+	/* A problem that writes nothing has no use for any kernel. */
+	for (uint32_t i = 0; i < naming->n && (r < 0 || plan->n_stages > 0); i++) {
+		const struct select_named *named = &naming->named[i];
+		const char *family = plan_family_name(
+			(enum abi_family)named->spec.signature.family);
+
+		if (runs_a_stage(named, plan))
+			continue;
+		if (named->reason[0])
+			return fmha_error_set_field(err, FMHA_ENOKERNEL, field,
+						    "kernels: the %s that is named: %s", family,
+						    named->reason);
+		if (r == 0)
+			return fmha_error_set_field(err, FMHA_EINVAL, field,
+						    "kernels: this plan has no %s", family);
+	}
+	return r;
+}
+
+void plan_chosen(const struct plan *plan, struct plan_choice *ret_choice)
+{
+	ret_choice->n = 0;
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (plan->named & 1U << i)
+			memcpy(ret_choice->kernel[ret_choice->n++], plan->stages[i].kernel,
+			       sizeof(plan->stages[i].kernel));
+}
 
 /* ---- strategies ---- */
 
@@ -97,20 +236,125 @@ static bool is_allowed(const struct select_stage *stage, struct candidate *c)
 	return false;
 }
 
-struct adding {
-	const struct select_stage *stage;
-	struct select_report *report;
-};
+/* ---- which can run ---- */
 
-static int add_candidate(void *owner, const struct kernel_spec *spec,
-			 const struct registry_info *info)
+bool select_reject(struct candidate *c, const char *fmt, ...)
 {
-	struct adding *to = owner;
+	va_list args;
+
+	va_start(args, fmt);
+	(void)vsnprintf(c->reason, sizeof(c->reason), fmt, args);
+	va_end(args);
+	return false;
+}
+
+static bool check_state(struct candidate *c)
+{
+	if (c->info.quarantined)
+		return select_reject(c, "quarantined");
+	if (!c->info.offered)
+		return select_reject(c, "not in a loaded kernel set");
+	return true;
+}
+
+/* Loops that are made for an arch bring rows by 16 bytes; general ones look where a row ends. */
+static bool check_head_dims(const struct select_stage *stage, const struct spec_catalog *catalog,
+			    struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+	bool by_eights = flags >= 0 && flags & (SPEC_WARPGROUPS | SPEC_STAGED);
+
+	if (by_eights && (p->hdim_q % 8 || p->hdim_v % 8))
+		return select_reject(c, "a head dimension is no multiple of 8: hdim %d x %d",
+				     p->hdim_q, p->hdim_v);
+	return true;
+}
+
+/* A plan is first tried without a buffer for partial sums of dQ: some write dQ directly, in a
+ * second pass over the keys, or sums of parts of them where few rows look at many keys. */
+static bool check_dq(const struct select_stage *stage, const struct spec_catalog *catalog,
+		     struct candidate *c)
+{
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+	bool writes = flags >= 0 && flags & SPEC_WRITES_DQ;
+
+	if (stage->family != ABI_BWD_DQ_DK_DV)
+		return true;
+	if (stage->args->bwd.dq_split_keys > 0)
+		return (flags >= 0 && flags & SPEC_SPLITS_DQ) ||
+		       select_reject(c, "does not sum dQ by parts of the keys");
+	if (writes == !stage->args->bwd.dq_acc)
+		return true;
+	return select_reject(c, writes ? "writes dQ itself" : "sums dQ in the workspace");
+}
+
+/* A loop that knows nothing of a mask in memory would show every row everything. */
+static bool check_mask_data(const struct select_stage *stage, const struct spec_catalog *catalog,
+			    struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	bool intervals = plan_present(p, FMHA_T_MASK_INTERVALS);
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+
+	if (!intervals && !plan_present(p, FMHA_T_MASK_BITS))
+		return true;
+	switch (stage->family) {
+	case ABI_FWD:
+	case ABI_FWD_SPLITKV:
+	case ABI_FWD_PAGEDKV:
+	case ABI_BATCH_PREFILL:
+	case ABI_BWD_DQ_DK_DV:
+		if (flags >= 0 && flags & SPEC_MASK_DATA)
+			return true;
+		return select_reject(c, "tensor.%s: this loop does not read it",
+				     intervals ? "mask_intervals" : "mask_bits");
+	default:
+		return true;
+	}
+}
+
+/* Keys whose values are within them, latents of fp8, keys that indices name. */
+static bool check_latent(const struct select_stage *stage, const struct spec_catalog *catalog,
+			 struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int pipeline = spec_pipeline_flags(catalog, c->spec.pipeline);
+	int flags = pipeline < 0 ? 0 : pipeline;
+	bool attends = TRAITS_FORWARD >> stage->family & 1;
+
+	if (p->v_in_k && !(flags & SPEC_V_IN_K) && (attends || stage->family == ABI_FWD_APPENDKV))
+		return select_reject(c, "v_in_k: this loop wants values of their own");
+	if (!attends)
+		return true;
+	if (p->kv_layout == FMHA_KV_LATENT_FP8 && !(flags & SPEC_CHOSEN))
+		return select_reject(c, "kv_layout: this loop does not read latent_fp8");
+	if (p->topk > 0 && !(flags & SPEC_CHOSEN))
+		return select_reject(c, "topk: this loop reads all keys");
+	if (flags & SPEC_CHOSEN && !p->v_in_k && p->topk == 0)
+		return select_reject(c, "keys and values of their own: other loops read them");
+	return true;
+}
+
+/* This build's own kernels are what their tables list, and say the rest themselves when the device is asked. */
+static bool check(const struct select_stage *stage, struct candidate *candidate)
+{
+	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
+
+	return check_state(candidate) && check_dq(stage, catalog, candidate) &&
+	       check_head_dims(stage, catalog, candidate) &&
+	       check_mask_data(stage, catalog, candidate) &&
+	       check_latent(stage, catalog, candidate) &&
+	       (!stage->device->foreign || stage->device->foreign->judge(stage, candidate));
+}
+
+int select_add(const struct select_stage *stage, const struct kernel_spec *spec,
+	       const struct registry_info *info, struct select_report *report)
+{
 	struct candidate c = {.spec = *spec, .info = *info};
 
-	c.accepted = is_allowed(to->stage, &c) &&
-		     select_check(to->stage, registry_catalog(to->stage->device->registry), &c);
-	return report_add(to->report, &c) ? 0 : FMHA_ENOMEM;
+	c.accepted = is_allowed(stage, &c) && check(stage, &c);
+	return report_add(report, &c) ? 0 : FMHA_ENOMEM;
 }
 
 /* The device's word on a candidate. Return: true when it changes the order of candidates. */
@@ -119,8 +363,11 @@ static bool ask_device(struct select_stage *stage, struct candidate *c,
 {
 	uint64_t most = stage->device->workspace_most;
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
-	struct plan_stage filled = {
-		.family = stage->family, .dtype = stage->dtype, .spec = c->spec, .has_spec = 1};
+	struct plan_stage filled = {.family = stage->family,
+				    .dtype = stage->dtype,
+				    .spec = c->spec,
+				    .has_spec = 1,
+				    .traits = stage->traits};
 	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, c->spec.pipeline);
 	const char *why = "the device cannot run it with these tensors";
 
@@ -195,100 +442,107 @@ static int compare_pairs(const void *x, const void *y)
 	return area_a != area_b ? area_a - area_b : a->hdim_q - b->hdim_q;
 }
 
-/* The head-dim pairs that hold the problem's, the least padding first. */
-static size_t fitting_pairs(const struct select_stage *stage, size_t arch,
-			    const struct kernel_signature *signature,
-			    struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
+bool select_uses_hdim_q(enum abi_family family)
+{
+	return family != ABI_FWD_SPLITKV_COMBINE && family != ABI_BWD_DOT_DO_O;
+}
+
+bool select_uses_hdim_v(enum abi_family family)
+{
+	return family != ABI_BWD_CONVERT_DQ;
+}
+
+static size_t keep_fitting(const struct select_stage *stage, struct spec_head_dims *pairs, size_t n)
 {
 	const struct fmha_problem *p = &stage->plan->problem;
-	size_t n = registry_head_dims(stage->device->registry, arch,
-				      (enum spec_family)signature->family,
-				      (enum spec_dtype)signature->data_type, ret_pairs);
 	size_t kept = 0;
 
 	for (size_t i = 0; i < n; i++)
-		if ((!signature_uses_hdim_q(stage->family) || ret_pairs[i].hdim_q >= p->hdim_q) &&
-		    (!signature_uses_hdim_v(stage->family) || ret_pairs[i].hdim_v >= p->hdim_v))
-			ret_pairs[kept++] = ret_pairs[i];
-	qsort(ret_pairs, kept, sizeof(*ret_pairs), compare_pairs);
+		if ((!select_uses_hdim_q(stage->family) || pairs[i].hdim_q >= p->hdim_q) &&
+		    (!select_uses_hdim_v(stage->family) || pairs[i].hdim_v >= p->hdim_v))
+			pairs[kept++] = pairs[i];
+	qsort(pairs, kept, sizeof(*pairs), compare_pairs);
 	return kept;
 }
 
-/* Candidates of the signatures of one data type compete; those that come to the same kernels are one. */
-static int add_candidates(struct select_stage *stage, size_t arch,
-			  const struct kernel_signature *signatures, size_t n,
-			  struct spec_head_dims pair, struct select_report *report)
+int select_pairs(struct select_stage *stage, size_t arch, struct spec_head_dims *pairs, size_t n,
+		 select_adder add, void *owner, struct select_report *report,
+		 struct plan_stage *ret_stage)
 {
-	struct registry *registry = stage->device->registry;
-	struct adding to = {stage, report};
-	struct kernel_signature previous = {0};
-	int r = 0;
+	n = keep_fitting(stage, pairs, n);
+	for (size_t i = 0; i < n; i++) {
+		size_t begin = report->n;
+		int r = add(owner, stage, arch, pairs[i], report);
 
-	for (size_t i = 0; i < n && r == 0; i++) {
-		struct kernel_signature wanted = signatures[i], reduced;
-
-		wanted.hdim_q = pair.hdim_q;
-		wanted.hdim_v = pair.hdim_v;
-		reduced = wanted;
-		registry_reduce(registry, arch, &reduced);
-		if (i == 0 || !spec_signature_equal(&reduced, &previous))
-			r = registry_candidates(registry, arch, &wanted, add_candidate, &to);
-		previous = reduced;
-	}
-	return r;
-}
-
-/* 0 chosen, 1 nothing in this arch, negative: out of memory. Larger head dims are looked at only
- * when the smaller ones have nothing. */
-static int select_in_arch(struct select_stage *stage, size_t arch,
-			  const struct kernel_signature *signatures, size_t n_signatures,
-			  struct select_report *report, struct plan_stage *ret_stage)
-{
-	struct kernel_signature previous = {0}, first;
-	struct spec_head_dims pairs[SPEC_MAX_HEAD_DIMS];
-
-	for (size_t s = 0, n; s < n_signatures; s += n) {
-		size_t n_pairs = fitting_pairs(stage, arch, &signatures[s], pairs);
-
-		for (n = 1; s + n < n_signatures &&
-			    signatures[s + n].data_type == signatures[s].data_type;)
-			n++;
-		/* Another spelling of a data type that the arch's kernels do not tell apart. */
-		first = signatures[s];
-		registry_reduce(stage->device->registry, arch, &first);
-		if (s > 0 && spec_signature_equal(&first, &previous))
-			continue;
-		previous = first;
-		for (size_t i = 0; i < n_pairs; i++) {
-			size_t begin = report->n;
-			int r = add_candidates(stage, arch, &signatures[s], n, pairs[i], report);
-
-			if (r < 0)
-				return r;
-			if (choose(stage, report, begin, ret_stage))
-				return 0;
-		}
+		if (r < 0)
+			return r;
+		if (choose(stage, report, begin, ret_stage))
+			return 0;
 	}
 	return 1;
+}
+
+struct adding {
+	const struct select_stage *stage;
+	struct select_report *report;
+};
+
+static int add_candidate(void *owner, const struct kernel_spec *spec,
+			 const struct registry_info *info)
+{
+	const struct adding *to = owner;
+
+	return select_add(to->stage, spec, info, to->report);
+}
+
+static int add_own(void *owner, struct select_stage *stage, size_t arch, struct spec_head_dims dims,
+		   struct select_report *report)
+{
+	struct adding to = {stage, report};
+
+	(void)owner;
+	return registry_candidates(stage->device->registry, arch, &stage->traits, dims,
+				   add_candidate, &to);
+}
+
+static int select_own(struct select_stage *stage, size_t arch, struct select_report *report,
+		      struct plan_stage *ret_stage)
+{
+	const struct registry *registry = stage->device->registry;
+	struct spec_head_dims pairs[SPEC_MAX_HEAD_DIMS];
+	size_t n = spec_own_head_dims(registry_catalog(registry), registry_arch(registry, arch),
+				      (enum spec_family)stage->family, pairs);
+
+	return select_pairs(stage, arch, pairs, n, add_own, NULL, report, ret_stage);
+}
+
+static void note_signature(const struct select_stage *stage, struct kernel_signature *ret_signature)
+{
+	const struct registry *registry = stage->device->registry;
+	const struct fmha_problem *p = &stage->plan->problem;
+	struct spec_head_dims dims = {(uint16_t)p->hdim_q, (uint16_t)p->hdim_v};
+
+	if (stage->device->foreign)
+		stage->device->foreign->signature(stage, ret_signature);
+	else
+		spec_own_signature(registry_catalog(registry), registry_arch(registry, 0),
+				   &stage->traits, dims, ret_signature);
 }
 
 int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		  struct select_report *report)
 {
 	struct registry *registry = stage->device->registry;
-	struct kernel_signature signatures[SELECT_MAX_SIGNATURES];
-	size_t n = signature_list(stage, signatures);
+	const struct select_foreign *foreign = stage->device->foreign;
 	struct select_report own = {0}, *r = report ? report : &own;
 	int result = 1;
 
 	r->chosen = -1;
 	stage->scale = 0;
-	if (n > 0) {
-		r->signature = signatures[0];
-		registry_reduce(registry, 0, &r->signature);
-	}
+	traits_of(&stage->plan->problem, stage->family, stage->dtype, stage->args, &stage->traits);
+	note_signature(stage, &r->signature);
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
-		result = select_in_arch(stage, arch, signatures, n, r, ret_stage);
+		result = (foreign ? foreign->select : select_own)(stage, arch, r, ret_stage);
 	if (result < 0)
 		r->chosen = -1; /* of an earlier pair of head dims */
 	r->found_none = r->n == 0;

@@ -2,7 +2,7 @@
 /*
  * select.h: which kernel runs a stage.
  *
- * Every kernel of the registry that covers the stage's signature (what the problem asks of code) is a
+ * Every kernel of the registry that has the stage's traits (what the problem asks of code) is a
  * candidate. A candidate that cannot run the problem is rejected with a reason. The others are put in order by strategies, each asked in turn until one can tell
  * two candidates apart; the first that the device accepts is taken, unless its code is known to
  * spill: then it costs more, and the first of the new order is.
@@ -13,6 +13,7 @@
 #include <registry/registry.h>
 
 #include "internal.h"
+#include "traits.h"
 
 #define SELECT_REASON_BYTES 112
 #define SELECT_BY_NAME      "named" /* instead of a strategy */
@@ -23,7 +24,7 @@ struct select_named {
 	char reason[SELECT_REASON_BYTES]; /* of its last rejection; empty: no stage has seen it */
 };
 
-/* A problem's own word and its neighbours', the nearest first. */
+/* A problem's own word and, where any time was measured at all, its neighbours', the nearest first. */
 struct shape_words {
 	size_t n;
 	char word[7][PROTO_SHAPE_BYTES];
@@ -36,6 +37,7 @@ struct select_stage {
 	enum abi_family family;
 	uint32_t dtype;
 	const union abi_args *args;       /* placeholders for pointers */
+	struct traits traits;             /* set by select_kernel() */
 	struct select_named *named;       /* the only one that may be chosen; NULL: any may */
 	const struct shape_words *shapes; /* the keys of tuned results */
 	bool ask_all;       /* the device judges every candidate, not the first only */
@@ -75,8 +77,8 @@ struct select_report {
 	double time;          /* of the chosen one */
 	size_t first;         /* the first of those that it was chosen among */
 	const char *strategy; /* what put the choice before the runner-up; "only one", "named" */
-	struct kernel_signature signature;
-	bool found_none; /* no spec has this signature */
+	struct kernel_signature signature; /* that kernels would have */
+	bool found_none;                   /* no spec has this signature */
 };
 
 void select_report_deinit(struct select_report *report);
@@ -105,45 +107,55 @@ enum plan_basis estimate_basis(const struct candidate *candidate);
 bool estimate_is_main(const struct plan *plan, enum abi_family family);
 
 /*
- * shape.c: the word under which a problem's times are kept. Two problems share one when the answer to
- * "which kernel is fastest" is the same for both as far as anybody can tell: everything that decides
- * it is in there, lengths in steps of a quarter of a power of two.
+ * shape.c: the word under which a problem's times are kept, as plan_shape() has it, and those one step away in a
+ * length, the nearest first. Two problems share one when the answer to "which kernel is fastest" is the same for
+ * both as far as anybody can tell: everything that decides it is in there, lengths in steps of a quarter of a
+ * power of two. @neighbours: or the word alone
  */
-void shape_of(const struct fmha_problem *problem, char shape[PROTO_SHAPE_BYTES]);
-/* The words one step away in one length, the nearest first. Return: false: there is no number @i. */
-bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[PROTO_SHAPE_BYTES]);
-void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words);
+void shape_words_make(const struct fmha_problem *problem, bool neighbours,
+		      struct shape_words *ret_words);
 
-/* select_check.c: can this spec run the stage? The reason is written on false. */
+/* Writes why a candidate is rejected. Return: false. */
 __attribute__((format(printf, 2, 3))) bool select_reject(struct candidate *c, const char *fmt, ...);
-bool select_check(const struct select_stage *stage, const struct spec_catalog *catalog,
-		  struct candidate *candidate);
 
 /*
- * signature.c: the signatures to look up for a stage, best first: masks have a general form, data
- * types several spellings.
+ * Kernels that are not this build's, where a plan asks for some: how a stage's are found, and which of them
+ * can run it. The daemon has none (ck.c).
  */
-#define SELECT_MAX_SIGNATURES 8
-size_t signature_list(const struct select_stage *stage,
-		      struct kernel_signature ret_signatures[SELECT_MAX_SIGNATURES]);
-/* The fields of a spec that a signature is made of, but for its family. */
-extern const enum spec_field signature_fields[];
-extern const size_t signature_n_fields;
-/* Does @family read that head dim? */
-bool signature_uses_hdim_q(enum abi_family family);
-bool signature_uses_hdim_v(enum abi_family family);
-
-/* plan.c; @report: NULL: nobody wants to know. */
-struct cJSON;
-struct plan_report {
-	struct cJSON *selections; /* an array, which gets one object for every selection */
-	char split_why[SPLIT_WHY_BYTES];
+struct select_foreign {
+	/* As select_pairs(), over what it knows of. */
+	int (*select)(struct select_stage *stage, size_t arch, struct select_report *report,
+		      struct plan_stage *ret_stage);
+	/* The signature that is looked for first. */
+	void (*signature)(const struct select_stage *stage, struct kernel_signature *ret_signature);
+	/* The reason is written on false. */
+	bool (*judge)(const struct select_stage *stage, struct candidate *candidate);
 };
-int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,
-			const struct plan_device *device, struct plan *ret_plan,
-			struct plan_report *report, struct fmha_error *err);
 
-/* naming.c: the caller's kernels while a plan is built. */
+/*
+ * Of @n pairs of head dims those that hold the problem's are tried, the least padding first, until one has a
+ * kernel: @add adds the candidates of each to @report by select_add(). Return: 0 chosen, 1 none; FMHA_ENOMEM.
+ */
+typedef int (*select_adder)(void *owner, struct select_stage *stage, size_t arch,
+			    struct spec_head_dims dims, struct select_report *report);
+int select_pairs(struct select_stage *stage, size_t arch, struct spec_head_dims *pairs, size_t n,
+		 select_adder add, void *owner, struct select_report *report,
+		 struct plan_stage *ret_stage);
+int select_add(const struct select_stage *stage, const struct kernel_spec *spec,
+	       const struct registry_info *info, struct select_report *report);
+
+/* A field of a signature that a stage of one family can be of another value in than a problem. */
+static inline bool select_explains(enum spec_field field)
+{
+	return spec_field_is_trait(field) && field != SPEC_FIELD_family &&
+	       field != SPEC_FIELD_vlayout;
+}
+
+/* Does @family read that head dim? */
+bool select_uses_hdim_q(enum abi_family family);
+bool select_uses_hdim_v(enum abi_family family);
+
+/* The caller's kernels while a plan is built. */
 struct naming {
 	uint32_t n;
 	struct select_named named[PLAN_MAX_STAGES];
@@ -154,15 +166,10 @@ int naming_init(struct naming *naming, const struct plan_choice *choice,
 		const struct plan_device *device, struct fmha_error *err);
 /* The one for @family, NULL when there is none. */
 struct select_named *naming_of(struct naming *naming, enum abi_family family);
-/* Why @stage->named was not chosen, after a selection that found nothing. */
-void naming_refuse(const struct select_stage *stage, const struct select_report *report);
 /*
  * Once the stages are there, or (@r: FMHA_ENOKERNEL) cannot be: marks those whose kernel was named.
  * Return: @r, or the reason why a named kernel runs no stage: FMHA_ENOKERNEL, FMHA_EINVAL.
  */
 int naming_settle(const struct naming *naming, struct plan *plan, int r, struct fmha_error *err);
-/* explain.c */
-void explain_selection(struct cJSON *report, const struct select_stage *stage,
-		       const struct plan_stage *chosen, const struct select_report *selection);
 
 #endif

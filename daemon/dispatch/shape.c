@@ -11,7 +11,6 @@
  */
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "select.h"
 
@@ -126,7 +125,7 @@ static void put_tensors(struct word *word, const struct fmha_problem *p)
 		{FMHA_T_KV_INDPTR, "ip"},  {FMHA_T_CACHE_BATCH_IDX, "ci"},
 		{FMHA_T_LEFTPAD_K, "lp"},  {FMHA_T_Q_DESCALE, "dq"},
 		{FMHA_T_K_DESCALE, "dk"},  {FMHA_T_V_DESCALE, "dv"},
-		{FMHA_T_K_NEW, "new"},
+		{FMHA_T_K_NEW, "new"},     {FMHA_T_MASK_BITS, "mb"},
 	};
 	int64_t stride[5];
 
@@ -154,7 +153,7 @@ static void put_repeats(struct word *word, const struct fmha_problem *p)
 		enum fmha_tensor_role role;
 		const char *name;
 	} tensors[] = {{FMHA_T_Q, "q"}, {FMHA_T_K, "k"}, {FMHA_T_V, "v"}, {FMHA_T_DO, "do"}};
-	int64_t stride[5], extent[5];
+	struct problem_view view;
 
 	for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
 		unsigned axes = 0;
@@ -162,10 +161,9 @@ static void put_repeats(struct word *word, const struct fmha_problem *p)
 		if (!plan_present(p, tensors[i].role) ||
 		    (p->kv_layout == FMHA_KV_VECTORIZED && i > 0))
 			continue;
-		problem_strides(p, tensors[i].role, stride);
-		problem_extents(p, tensors[i].role, extent);
+		(void)problem_view(p, tensors[i].role, &view, NULL);
 		for (unsigned axis = 0; axis < 5; axis++)
-			if (stride[axis] == 0 && extent[axis] > 1)
+			if (view.stride[axis] == 0 && view.extent[axis] > 1)
 				axes |= 1u << axis;
 		if (axes)
 			put(word, "+0%s%x", tensors[i].name, axes);
@@ -195,6 +193,18 @@ static void put_fields(struct word *word, const struct fmha_problem *p, int firs
 				   number_of(p, (enum problem_field_id)i));
 }
 
+static void put_traits(struct word *word, const struct fmha_problem *p)
+{
+	const char *name;
+
+	for (int i = 0; i < N_TRAITS; i++) {
+		unsigned value = traits_own(p, i, &name);
+
+		if (value)
+			put_number(word, name, value);
+	}
+}
+
 /* In the order of the words that tuned files hold: splits and pages come first. */
 static void put_options(struct word *word, const struct fmha_problem *p)
 {
@@ -219,51 +229,58 @@ static void put_types(struct word *word, const struct fmha_problem *p)
 		put(word, "-%s", dtype_word(p->o.dtype));
 }
 
-static void shape_near(const struct fmha_problem *p, int rows, int keys, char *shape)
+/* A problem's word and those of its neighbours differ in their lengths alone. */
+struct around {
+	char head[PROTO_SHAPE_BYTES], tail[PROTO_SHAPE_BYTES];
+};
+
+static void put_around(struct around *around, const struct fmha_problem *p)
 {
 	static const char operations[] = "fbam";
-	struct word word = {.text = shape};
+	struct word head = {.text = around->head}, tail = {.text = around->tail};
 
-	put(&word, "%c.%c", p->op < 4 ? operations[p->op] : '?', p->mode == FMHA_GROUP ? 'g' : 'b');
-	put_types(&word, p);
-	put(&word, ".h%dx%d", p->hdim_q, p->hdim_v);
-	put_lengths(&word, p, rows, keys);
-	put_mask(&word, p);
-	put_tensors(&word, p);
-	put_repeats(&word, p);
-	put_options(&word, p);
+	put(&head, "%c.%c", p->op < 4 ? operations[p->op] : '?', p->mode == FMHA_GROUP ? 'g' : 'b');
+	put_types(&head, p);
+	put(&head, ".h%dx%d", p->hdim_q, p->hdim_v);
+	put_mask(&tail, p);
+	put_tensors(&tail, p);
+	put_repeats(&tail, p);
+	put_options(&tail, p);
+	put_traits(&tail, p);
 }
 
-void shape_of(const struct fmha_problem *problem, char shape[PROTO_SHAPE_BYTES])
+/* @rows, @keys: so many steps more or fewer. */
+static void shape_near(const struct around *around, const struct fmha_problem *p, int rows,
+		       int keys, char *shape)
 {
-	shape_near(problem, 0, 0, shape);
+	struct word word = {.text = shape};
+
+	put(&word, "%s", around->head);
+	put_lengths(&word, p, rows, keys);
+	put(&word, "%s", around->tail);
 }
 
 void plan_shape(const struct fmha_problem *problem, char shape[PLAN_SHAPE_BYTES])
 {
-	shape_near(problem, 0, 0, shape);
+	struct around around;
+
+	put_around(&around, problem);
+	shape_near(&around, problem, 0, 0, shape);
 }
 
-bool shape_neighbour(const struct fmha_problem *problem, int i, char shape[PROTO_SHAPE_BYTES])
+void shape_words_make(const struct fmha_problem *problem, bool neighbours,
+		      struct shape_words *ret_words)
 {
-	static const int8_t steps[][2] = {{0, 1}, {0, -1}, {1, 0}, {-1, 0}, {1, 1}, {-1, -1}};
-	int8_t rows, keys;
+	static const int8_t steps[][2] = {{0, 0},  {0, 1}, {0, -1}, {1, 0},
+					  {-1, 0}, {1, 1}, {-1, -1}};
+	struct around around;
 
-	if (i >= (int)(sizeof(steps) / sizeof(steps[0])))
-		return false;
-	rows = problem->seqlen_q > EXACT ? steps[i][0] : 0;
-	keys = steps[i][1];
-	shape_near(problem, rows, keys, shape);
-	return true;
-}
-
-void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words)
-{
-	static const size_t most = sizeof(ret_words->word) / sizeof(ret_words->word[0]);
-
-	shape_of(problem, ret_words->word[0]);
-	ret_words->n = 1;
-	while (ret_words->n < most &&
-	       shape_neighbour(problem, (int)ret_words->n - 1, ret_words->word[ret_words->n]))
-		ret_words->n++;
+	_Static_assert(sizeof(steps) / sizeof(steps[0]) ==
+			       sizeof(ret_words->word) / sizeof(ret_words->word[0]),
+		       "a word each");
+	put_around(&around, problem);
+	ret_words->n = neighbours ? sizeof(steps) / sizeof(steps[0]) : 1;
+	for (size_t i = 0; i < ret_words->n; i++)
+		shape_near(&around, problem, problem->seqlen_q > EXACT ? steps[i][0] : 0,
+			   steps[i][1], ret_words->word[i]);
 }

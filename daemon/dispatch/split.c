@@ -33,6 +33,19 @@
  * MI300X has 14,800 bytes a microsecond and unit, a block asks for 32,768, so 137 of 304 units are
  * enough: 19 splits, 152 blocks of 448 keys. An RX 7900 XTX, 8,500 for each of 96: 4 splits.
  *
+ * Where sequences may differ in length, which nobody here knows, or rows see a window alone, equal
+ * splits of the longest one are of unequal work: few rows on an NVIDIA GPU go by shares then, of as
+ * many blocks as there are places (kernels/gpu/hopper/decode_share.h). How many parts a row may have
+ * at most says how uneven lengths may be: twice as many as equal ones would make, and two that
+ * begin and end within it; no more than if it were alone. 132 units, batch 16, 8 key heads: 264
+ * blocks for 128 items, 2 * 3 + 2 = 8 parts; a row of 12,288 keys is cut fairly if all together have
+ * 264 / 7 / 8 = 4.7 times as many. Measured on an H200 as above, pages of 16: 16 of 6,144 to 12,288 keys
+ * 143 us (160 in 2 splits each); of 1,024 to 20,000, where the table has room for 32,768, 167 (378); 8
+ * of up to 16,384 that see 4,096 each 45 (106); 1 of 20,000 in a table of 32,768 31.8 (35.9). Not where that
+ * costs more than it gains: many short rows go unsplit, one block after the other (128 of 1,024 to
+ * 2,048 keys, 8 key heads, 208 us, 219 by shares), 1 sequence that fills its table (20,000: 28.7, 31.4),
+ * more than 16 packed rows.
+ *
  * Elsewhere products take the time: a split pays when items are too few to keep the units busy
  * while the keys are many; each costs a pass over its partial result, so the fewest splits that
  * come within 85 % of the best balance are taken. 132 units, batch 1, 8 key heads, 8,192 keys: 8
@@ -41,6 +54,8 @@
  * 15 splits. Batch 64: 512 items, more than 0.8 * 132: no split.
  */
 #include <stdio.h>
+
+#include <kernels/square.h>
 
 #include "internal.h"
 
@@ -55,6 +70,13 @@
 #define UNIT_BLOCKS   2
 #define COMBINE_US    2.5
 #define PART_US       0.004
+
+#define BUSY_ROUNDS 3 /* so many rows of SHORT_KEYS balance by themselves */
+#define SHORT_KEYS  4096
+#define ALONE_KEYS  24576     /* of one sequence: what a share costs at its beginning shows */
+#define SHARE_ROWS  16        /* more, and merges of pieces show */
+#define SHARE_STEP  16        /* keys of a tile at least */
+#define SHARE_UNITS (1 << 23) /* tiles of all rows: kernels count them in floats */
 
 #define AMD_SHARE      0.85
 #define AMD_KEYS       64
@@ -194,6 +216,46 @@ static void choose_streaming(const struct fmha_problem *p, int64_t items,
 		       (long long)device->units, unsplit);
 }
 
+/* Whether rows see a part of the keys alone. */
+static bool is_windowed(const struct fmha_problem *p)
+{
+	return p->mask != FMHA_MASK_NONE && p->window_left >= 0 &&
+	       (int64_t)p->window_left + p->seqlen_q < p->seqlen_k;
+}
+
+/* Whether splits of equal size are of unequal work. */
+static bool is_uneven(const struct fmha_problem *p)
+{
+	return is_windowed(p) || plan_present(p, FMHA_T_SEQLEN_K) ||
+	       plan_present(p, FMHA_T_KV_INDPTR) || plan_present(p, FMHA_T_SEQSTART_K) ||
+	       plan_present(p, FMHA_T_LEFTPAD_K);
+}
+
+/* Return: whether shares are for the problem. */
+static bool choose_shares(const struct fmha_problem *p, int64_t items,
+			  const struct split_device *device, struct split_choice *ret_choice)
+{
+	int64_t places = UNIT_BLOCKS * device->units, alone = (places - 1) / p->nhead_k;
+	int64_t n = 2 * ceil_div(places, items) + 2, most = p->seqlen_k / STREAM_KEYS;
+
+	if (!device->shares || p->deterministic || plan_present(p, FMHA_T_MASK_INTERVALS) ||
+	    plan_present(p, FMHA_T_MASK_BITS) || most < 2 || !is_uneven(p) ||
+	    packed_rows(p) > SHARE_ROWS ||
+	    (p->batch == 1 && p->seqlen_k <= ALONE_KEYS && !is_windowed(p)) ||
+	    (items >= BUSY_ROUNDS * places && p->seqlen_k <= SHORT_KEYS) ||
+	    items * ceil_div(p->seqlen_k, SHARE_STEP) > SHARE_UNITS)
+		return false;
+	n = n < alone || alone < 2 ? n : alone;
+	n = n < most + 1 ? n : most + 1;
+	*ret_choice = (struct split_choice){.n = (int32_t)(n < STREAM_SPLITS ? n : STREAM_SPLITS),
+					    .shares = true};
+	ret_choice->size = (int32_t)ceil_div(p->seqlen_k, ret_choice->n);
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "%lld blocks share all keys, a row is in at most %d parts",
+		       (long long)places, ret_choice->n);
+	return true;
+}
+
 static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t units,
 			   struct split_choice *ret_choice)
 {
@@ -236,8 +298,109 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 	} else if (problem->seqlen_k == 0) {
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");
 	} else if (device->gpu && items > 0 && packed_rows(problem) <= TILE_ROWS) {
-		choose_streaming(problem, items, device, ret_choice);
+		if (!choose_shares(problem, items, device, ret_choice))
+			choose_streaming(problem, items, device, ret_choice);
 	} else {
 		choose_balance(problem, items, units, ret_choice);
 	}
+}
+
+/*
+ * Backward: dQ is a sum over all keys, in one split or several, a buffer each. Kernels split nothing where they
+ * have enough to do without, since every split is a pass over its sums.
+ *
+ * On a CPU a phase of a square (kernels/square.h) has a task for each chunk of queries or of keys, of whichever
+ * are fewer, and there is a phase for each of the others. Groups of key chunks have squares of their own, side by
+ * side. Worked: 1 sequence of 8 heads, 384 rows, 32,768 keys in tiles of 192: a head has 1 chunk of rows, 86 of
+ * keys. 64 cores get 86 phases of 8 tasks; in 8 groups of 11 chunks, 11 phases of 64 tasks. 2 cores have enough
+ * with the 8; of one head they get two groups.
+ *
+ * On a GPU without tiles of dQ of its own (hopper/), blocks of 64 rows stream all keys, three products a pair,
+ * beside blocks of 128 keys that stream all rows, four products. Few rows make few blocks of the first kind, each
+ * of them long. Worked: 304 units, 1 sequence of 8 heads, 256 rows, 65,536 keys: 32 blocks of 64 * 65536 * 3 =
+ * 12.6 M, 4,096 of 0.13 M: 3.1 M a unit if they were even, so 5 splits.
+ */
+#define DQ_SPLITS     64  /* at most */
+#define DQ_SPLIT_KEYS 256 /* at least, of a GPU's */
+#define DQ_BLOCK_ROWS 64
+#define DQ_BLOCK_KEYS 128
+#define DQ_WORTH      1.25 /* so many times as fast, or not at all */
+
+/* Sequences as long as the longest: packed ones are fewer. */
+static int64_t long_sequences(const struct fmha_problem *p)
+{
+	int64_t n = p->batch;
+
+	if (p->mode == FMHA_GROUP && p->seqlen_q > 0 && ceil_div(p->total_q, p->seqlen_q) < n)
+		n = ceil_div(p->total_q, p->seqlen_q);
+	return n;
+}
+
+/* Rounds of tasks in groups of so many key chunks. */
+static int64_t square_rounds(struct square square, int64_t group, int64_t heads, int64_t units)
+{
+	int64_t n_q = square.n_q, groups = ceil_div(square.n_k, group);
+	int64_t turns = n_q > group ? n_q : group, wide = n_q < group ? n_q : group;
+
+	return turns * ceil_div(heads * groups * wide, units);
+}
+
+static void choose_dq_groups(const struct fmha_problem *p, struct square square, int64_t units,
+			     struct split_choice *ret_choice)
+{
+	int64_t heads = long_sequences(p) * p->nhead_k, group = square.n_k;
+	int64_t most = square.n_k < DQ_SPLITS ? square.n_k : DQ_SPLITS;
+	int64_t unsplit = square_rounds(square, group, heads, units), best = unsplit, rounds;
+
+	for (int64_t n = 2; p->n_splits == 0 && n <= most; n++) {
+		rounds = square_rounds(square, ceil_div(square.n_k, n), heads, units);
+		if ((double)rounds * DQ_WORTH <= (double)unsplit && rounds < best) {
+			best = rounds;
+			group = ceil_div(square.n_k, n);
+		}
+	}
+	if (p->n_splits > 0)
+		group = ceil_div(square.n_k, p->n_splits);
+	ret_choice->n = (int32_t)ceil_div(square.n_k, group);
+	ret_choice->size = (int32_t)(group * square.chunk_k);
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "dQ: %lld rounds of tasks on %lld cores, %lld in one split",
+		       (long long)square_rounds(square, group, heads, units), (long long)units,
+		       (long long)unsplit);
+}
+
+static void choose_dq_blocks(const struct fmha_problem *p, int64_t units,
+			     struct split_choice *ret_choice)
+{
+	int64_t n_long = long_sequences(p), most = p->seqlen_k / DQ_SPLIT_KEYS, n = p->n_splits;
+	double of_keys = 4.0 * DQ_BLOCK_KEYS * p->seqlen_q * ((double)p->nhead_q / p->nhead_k);
+	double of_rows = 3.0 * DQ_BLOCK_ROWS * p->seqlen_k;
+	double n_keys = (double)(n_long * p->nhead_k * ceil_div(p->seqlen_k, DQ_BLOCK_KEYS));
+	double n_rows = (double)(n_long * p->nhead_q * ceil_div(p->seqlen_q, DQ_BLOCK_ROWS));
+	double even = (n_keys * of_keys + n_rows * of_rows) / (double)units;
+
+	if (even < of_keys)
+		even = of_keys;
+	if (n == 0)
+		n = of_rows < DQ_WORTH * even || is_windowed(p) ? 1 : (int64_t)(of_rows / even) + 1;
+	if (p->n_splits == 0 && n > most)
+		n = most > 1 ? most : 1;
+	if (n > DQ_SPLITS)
+		n = DQ_SPLITS;
+	set_splits(p, n, ret_choice);
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "dQ: blocks of rows have %.3g of the work that a unit would have of all",
+		       of_rows / even);
+}
+
+void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,
+		     const struct square *square, struct split_choice *ret_choice)
+{
+	*ret_choice = (struct split_choice){.n = 1, .size = problem->seqlen_k};
+	if (problem->seqlen_k == 0)
+		return;
+	if (square)
+		choose_dq_groups(problem, *square, device->units, ret_choice);
+	else if (device->amd_unit_rate > 0)
+		choose_dq_blocks(problem, device->units, ret_choice);
 }

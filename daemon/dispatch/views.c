@@ -28,6 +28,9 @@ static bool role_written(const struct fmha_problem *p, int role)
 		return p->op != FMHA_BACKWARD;
 	case FMHA_T_RANDVAL:
 		return p->op != FMHA_BACKWARD;
+	case FMHA_T_K_DESCALE:
+	case FMHA_T_V_DESCALE:
+		return p->descale_computed;
 	default:
 		return proto_roles[role].output;
 	}
@@ -45,12 +48,11 @@ static void sort_axes(struct plan_view *view)
 }
 
 static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
-		      struct plan_view *view)
+		      const int64_t dims[5], struct plan_view *view)
 {
 	bool vectorized = p->page_size > 0 && p->kv_layout == FMHA_KV_VECTORIZED &&
 			  (role == FMHA_T_K || role == FMHA_T_V);
 	const int64_t *stride = p->tensor[role].stride;
-	int64_t dims[5];
 
 	view->n_axes = 0;
 	if (view->span_bytes == 0)
@@ -61,7 +63,6 @@ static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
 		view->n_axes = 1;
 		return;
 	}
-	problem_extents(p, role, dims);
 	for (int i = 0; i < proto_roles[role].n_dims; i++) {
 		/* A broadcast axis (stride 0) repeats the same bytes. */
 		if (dims[i] <= 1 || stride[i] == 0)
@@ -70,6 +71,26 @@ static void view_axes(const struct fmha_problem *p, enum fmha_tensor_role role,
 								stride[i] * view->element_bytes};
 	}
 	sort_axes(view);
+}
+
+/* Bytes from the first element to one past the last of the axes from @first on. */
+static int64_t axes_span(const struct plan_view *view, int first)
+{
+	int64_t span = view->element_bytes;
+
+	for (int i = first; i < view->n_axes; i++)
+		span += (view->axes[i].extent - 1) * view->axes[i].stride;
+	return span;
+}
+
+/* Does an element of a view share a byte with another of the same view? */
+static bool view_overlaps_itself(const struct plan_view *view)
+{
+	/* Nested axes cannot: each stride steps over all that lies inside. */
+	for (int i = 0; i < view->n_axes; i++)
+		if (view->axes[i].stride < axes_span(view, i + 1))
+			return true;
+	return false;
 }
 
 /*
@@ -113,6 +134,7 @@ static int check_layout(const struct fmha_problem *p, const struct plan_view *vi
 int views_build(struct plan *plan, struct fmha_error *err)
 {
 	const struct fmha_problem *p = &plan->problem;
+	struct problem_view of;
 	int r;
 
 	plan->n_views = 0;
@@ -128,35 +150,17 @@ int views_build(struct plan *plan, struct fmha_error *err)
 			.element_bytes = fmha_dtype_bytes(p->tensor[role].dtype),
 			.alignment = fmha_dtype_bytes(p->tensor[role].dtype),
 		};
-		r = problem_span_bytes(p, role, &view->span_bytes, err);
+		r = problem_view(p, role, &of, err);
 		if (r < 0)
 			return r;
-		view_axes(p, role, view);
+		view->span_bytes = of.bytes;
+		view_axes(p, role, of.extent, view);
 		r = check_layout(p, view, err);
 		if (r < 0)
 			return r;
 		plan->n_views++;
 	}
 	return 0;
-}
-
-/* Bytes from the first element to one past the last of the axes from @first on. */
-static int64_t axes_span(const struct plan_view *view, int first)
-{
-	int64_t span = view->element_bytes;
-
-	for (int i = first; i < view->n_axes; i++)
-		span += (view->axes[i].extent - 1) * view->axes[i].stride;
-	return span;
-}
-
-bool view_overlaps_itself(const struct plan_view *view)
-{
-	/* Nested axes cannot: each stride steps over all that lies inside. */
-	for (int i = 0; i < view->n_axes; i++)
-		if (view->axes[i].stride < axes_span(view, i + 1))
-			return true;
-	return false;
 }
 
 static int64_t floor_div(int64_t a, int64_t b)
@@ -208,4 +212,230 @@ bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_
 	if (a_at + a->span_bytes <= b_at || b_at + b->span_bytes <= a_at)
 		return false;
 	return axes_overlap(a, 0, b, 0, (int64_t)(b_at - a_at), &n_left);
+}
+
+/* ---- bind ---- */
+
+/*
+ * Plan + buffers -> argument structs for one run. Everything that depends on where the
+ * tensors lie is judged here, on every run, because a run may name other buffers than the plan did.
+ * Two steps: what the run's integers are, from which follows how large its workspace is; then, in
+ * that workspace, the arguments.
+ */
+
+static int view_error(struct fmha_error *err, const struct plan_view *view, const char *part,
+		      const char *why)
+{
+	const char *name = proto_roles[view->role].name;
+	char field[48];
+
+	(void)snprintf(field, sizeof(field), "tensor.%s%s", name, part);
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "tensor.%s: %s", name, why);
+}
+
+static int check_ranges(const struct plan *plan, const struct plan_binding *bindings,
+			struct fmha_error *err)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *view = &plan->views[i];
+		const struct plan_binding *b = &bindings[view->role];
+
+		if (view->span_bytes == 0)
+			continue;
+		if (!b->device)
+			return view_error(err, view, "", "no buffer is bound");
+		if (view->span_bytes > b->bytes) {
+			char why[96];
+
+			(void)snprintf(why, sizeof(why),
+				       "needs %llu bytes, the buffer has %llu from its offset on",
+				       (unsigned long long)view->span_bytes,
+				       (unsigned long long)b->bytes);
+			return view_error(err, view, "", why);
+		}
+		if ((uintptr_t)b->device % view->alignment != 0) {
+			char why[64];
+
+			(void)snprintf(why, sizeof(why), "not at a multiple of %u bytes",
+				       view->alignment);
+			return view_error(err, view, ".offset", why);
+		}
+	}
+	return 0;
+}
+
+/* Written tensors against everything else: see plan.h. */
+static int check_aliasing(const struct plan *plan, const struct plan_binding *bindings,
+			  const void *workspace, uint64_t workspace_bytes, struct fmha_error *err)
+{
+	struct plan_view block = {.span_bytes = workspace_bytes,
+				  .element_bytes = 1,
+				  .n_axes = 1,
+				  .axes = {{(int64_t)workspace_bytes, 1}}};
+
+	for (uint32_t i = 0; i < plan->n_views; i++) {
+		const struct plan_view *a = &plan->views[i];
+		uintptr_t a_at = (uintptr_t)bindings[a->role].device;
+
+		if (workspace && views_overlap(a, a_at, &block, (uintptr_t)workspace))
+			return view_error(err, a, "", "overlaps the workspace");
+		if (!a->written)
+			continue;
+		for (uint32_t j = 0; j < plan->n_views; j++) {
+			const struct plan_view *b = &plan->views[j];
+			char why[96];
+
+			if (j == i || (b->written && j < i)) /* pairs of outputs once */
+				continue;
+			if (!views_overlap(a, a_at, b, (uintptr_t)bindings[b->role].device))
+				continue;
+			(void)snprintf(why, sizeof(why), "is written and overlaps tensor.%s",
+				       proto_roles[b->role].name);
+			return view_error(err, a, "", why);
+		}
+	}
+	return 0;
+}
+
+int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	      struct plan_indices **ret_indices, struct fmha_error *err)
+{
+	int r = check_ranges(plan, bindings, err);
+
+	return r < 0 ? r : indices_read(plan, bindings, ret_indices, err);
+}
+
+int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
+	       const struct plan_indices *indices, const struct plan_memory *memory,
+	       union abi_args args[PLAN_MAX_STAGES], struct fmha_error *err)
+{
+	struct launch_bases bases = {.at = {[LAUNCH_WORKSPACE] = (uintptr_t)memory->workspace}};
+	struct index_tables tables = indices_tables(indices);
+	uint64_t bytes = plan_workspace_bytes(plan, indices);
+	int r;
+
+	if (bytes > 0 && (!memory->workspace || bases.at[LAUNCH_WORKSPACE] % PLAN_ALIGNMENT != 0))
+		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.workspace",
+					    "workspace: %llu bytes aligned to %d are needed",
+					    (unsigned long long)bytes, PLAN_ALIGNMENT);
+	r = check_aliasing(plan, bindings, memory->workspace, bytes, err);
+	if (r < 0)
+		return r;
+	if (plan->workspace_head_bytes > 0 && memory->head)
+		bwd_workspace_head(plan, &tables, memory->head);
+	for (uint32_t i = 0; i < plan->n_views; i++)
+		bases.at[plan->views[i].role] = (uintptr_t)bindings[plan->views[i].role].device;
+	if (indices)
+		bases.at[LAUNCH_INDICES] = (uintptr_t)(memory->indices
+							       ? memory->indices
+							       : plan_indices_data(indices));
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
+	return 0;
+}
+
+void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES])
+{
+	struct launch_bases bases = args_placeholders(plan);
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
+}
+
+/* ---- lengths ---- */
+
+/*
+ * For which other numbers of keys a plan is as good. A cache that grows asks for one more key with
+ * each token. Kernels run right with any number: they take it, and where K and V lie, from their arguments
+ * (launch.h). What was chosen for a number, the kernel and its splits, stays a good choice for its neighbours.
+ *
+ * Splits: as long as each has keys and the last none beyond its size. 1,000 keys in 8 splits of 128: 897 to 1,024. (Shares are of
+ * any length.)
+ * Otherwise: the quarters of a power of two, in which shape.c keeps times, at least 64 keys wide: 1,025 to 1,280
+ * for 1,100; 65 to 128 for 100.
+ */
+
+#define MOST_ROWS                                                                                  \
+	16 /* of a sequence: more are a prompt, whose kernels look at the number of keys closely */
+#define LEAST_WIDTH 64
+#define ALIGNMENT   LAUNCH_ALIGNMENT
+
+/* Of what the problem has, is K and V all that the number of keys changes? Integer tensors are checked
+ * against it, a bias has a column for each; a role that is not known here is taken for one of those. */
+static bool only_keys_grow(const struct fmha_problem *p)
+{
+	const uint64_t known = 1ull << FMHA_T_Q | 1ull << FMHA_T_K | 1ull << FMHA_T_V |
+			       1ull << FMHA_T_O | 1ull << FMHA_T_LSE | 1ull << FMHA_T_SINK |
+			       1ull << FMHA_T_ALIBI_SLOPES | 1ull << FMHA_T_Q_DESCALE;
+
+	for (int role = 0; role < FMHA_N_TENSORS; role++)
+		if (!(known >> role & 1) && plan_present(p, (enum fmha_tensor_role)role))
+			return false;
+	return true;
+}
+
+/* Of a batch entry and of a head; rows do not move when there are more of them. */
+static bool steps_are_multiples(const struct fmha_problem *p, enum fmha_tensor_role role,
+				int64_t unit)
+{
+	const int64_t *stride = p->tensor[role].stride;
+	const int32_t extents[] = {p->batch, p->nhead_k};
+	const int64_t steps[] = {stride[0], stride[2]};
+
+	for (int i = 0; i < 2; i++)
+		if (extents[i] > 1 && (steps[i] <= 0 || steps[i] % unit != 0))
+			return false;
+	return true;
+}
+
+static bool may_vary(const struct plan *plan, int64_t unit)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	if (p->mode != FMHA_BATCH || plan->n_stages == 0 || p->seqlen_q > MOST_ROWS ||
+	    p->seqlen_k < 2 || p->v_in_k || !only_keys_grow(p))
+		return false;
+	/* The same bits each time, whatever lengths came before. */
+	if (p->deterministic || p->n_splits > 0 || p->split_size > 0)
+		return false;
+	/* Kernels of square masks have the corners in one place. */
+	if (p->mask != FMHA_MASK_NONE && p->seqlen_q == p->seqlen_k)
+		return false;
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (plan->stages[i].has_spec && !plan->stages[i].spec.pad_sk &&
+		    plan->stages[i].family != ABI_FWD_SPLITKV_COMBINE)
+			return false; /* whole tiles of keys */
+	return steps_are_multiples(p, FMHA_T_K, unit) && steps_are_multiples(p, FMHA_T_V, unit);
+}
+
+static int64_t quarter_of_power(int64_t n)
+{
+	int64_t power = 1;
+
+	while (power * 2 < n)
+		power *= 2;
+	return power / 4 > LEAST_WIDTH ? power / 4 : LEAST_WIDTH;
+}
+
+void lengths_choose(struct plan *plan)
+{
+	int64_t unit, n = plan->problem.seqlen_k, width = quarter_of_power(n), least, most;
+
+	plan->keys = (struct plan_keys){0};
+	if (plan->problem.op != FMHA_FORWARD)
+		return; /* a merge has no keys, nor are they of a type */
+	unit = ALIGNMENT / fmha_dtype_bytes(plan->problem.k.dtype);
+	if (!may_vary(plan, unit))
+		return;
+	most = ceil_div(n, width) * width;
+	least = most - width + 1;
+	if (plan->n_splits > 1 && !plan->shares) {
+		most = (int64_t)plan->n_splits * plan->split_size;
+		least = most - plan->split_size + 1;
+	}
+	if (least > n || most < n || most > INT32_MAX || most * plan->problem.batch > INT32_MAX)
+		return;
+	plan->keys = (struct plan_keys){.least = (int32_t)(least > 2 ? least : 2),
+					.most = (int32_t)most,
+					.stride_unit = (uint32_t)unit};
 }

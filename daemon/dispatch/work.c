@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * work.c: what one run will do, from its arguments. cost.c tells what a problem costs at least,
+ * work.c: what one run will do, from its arguments. predict.c tells what a problem costs at least,
  * before lengths are known, and takes the mean of those of group mode; whoever lets a run have a
  * thread that others wait for needs what this run has really been given.
  */
@@ -42,12 +42,14 @@ static struct lengths lengths_of(const struct abi_sequences *s, const struct ind
 	return sum;
 }
 
-/* @per_pair: multiplications and additions of one query head */
-static double attention(const struct abi_sequences *s, const struct index_tables *t, double nhead_q,
-			double nhead_k, double hdims, double per_pair)
+/* @chosen: keys that a row has, 0: all; @per_pair: multiplications and additions of one query head */
+static double attention(const struct abi_sequences *s, const struct index_tables *t, int32_t chosen,
+			double nhead_q, double nhead_k, double hdims, double per_pair)
 {
 	struct lengths n = lengths_of(s, t);
 
+	if (chosen > 0)
+		n.keys = n.pairs = n.rows * chosen;
 	return n.pairs * nhead_q * per_pair + n.rows * nhead_q * hdims + n.keys * nhead_k * hdims +
 	       s->batch * nhead_q * PER_HEAD;
 }
@@ -66,10 +68,10 @@ static double stage_work(enum abi_family family, const union abi_args *args,
 	case ABI_FWD_SPLITKV:
 	case ABI_FWD_PAGEDKV:
 	case ABI_BATCH_PREFILL:
-		return attention(&fwd->sequences, tables, fwd->nhead_q, fwd->nhead_k,
+		return attention(&fwd->sequences, tables, fwd->chosen.n, fwd->nhead_q, fwd->nhead_k,
 				 fwd->hdim_q + fwd->hdim_v, 2.0 * (fwd->hdim_q + fwd->hdim_v));
 	case ABI_BWD_DQ_DK_DV:
-		return attention(&bwd->sequences, tables, bwd->nhead_q, bwd->nhead_k,
+		return attention(&bwd->sequences, tables, 0, bwd->nhead_q, bwd->nhead_k,
 				 bwd->hdim_q + bwd->hdim_v,
 				 2.0 * (3.0 * bwd->hdim_q + 2.0 * bwd->hdim_v));
 	case ABI_BWD_DOT_DO_O:

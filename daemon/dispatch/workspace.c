@@ -2,9 +2,10 @@
 /*
  * workspace.c: the backward workspace, one block for all three stages.
  *
- *   head  nsplits        int32 [batch] where group mode is deterministic, else [1]; rounded up to
- *                        16 bytes
+ *   head  nsplits        int32 [batch] in group mode where it is deterministic or split by keys, else
+ *                        [1]; rounded up to 16 bytes
  *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
+ *         neither where dQ is written directly: nobody asks then
  *   data  d              f32, one a row of queries: rowsum(dO * O)
  *         stages' shares
  *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact; or
@@ -23,32 +24,6 @@
 #include <kernels/dq_acc.h>
 
 #include "internal.h"
-
-#define MAX_BYTES ((uint64_t)1 << 62)
-
-bool workspace_add(uint64_t *total, uint64_t alignment, uint64_t bytes, uint64_t *ret_offset)
-{
-	uint64_t offset = (*total + alignment - 1) / alignment * alignment;
-
-	if (bytes > MAX_BYTES || offset > MAX_BYTES - bytes)
-		return false;
-	*ret_offset = offset;
-	*total = offset + bytes;
-	return true;
-}
-
-int workspace_product(uint64_t *ret_bytes, struct fmha_error *err, int n, const int64_t *factors)
-{
-	uint64_t product = 1;
-
-	for (int i = 0; i < n; i++)
-		if (__builtin_mul_overflow(product, (uint64_t)factors[i], &product) ||
-		    product > MAX_BYTES)
-			return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
-						    "workspace: its size does not fit in 62 bits");
-	*ret_bytes = product;
-	return 0;
-}
 
 /*
  * Batch mode, deterministic: `workers` persistent workgroups take equal runs of the batch * nhead *
@@ -92,9 +67,15 @@ int64_t bwd_workspace_tiles(const struct plan *plan)
 {
 	int64_t batch = plan->problem.batch;
 
-	if (plan_packed_q(plan)) /* each sequence has a last tile */
-		return tiles_of(plan, plan->problem.total_q) + batch * plan->problem.nhead_q;
-	return batch * tiles_of(plan, plan->problem.seqlen_q);
+	int64_t rows = plan->dq_tile_rows;
+
+	if (!plan_packed_q(plan))
+		return batch * tiles_of(plan, plan->problem.seqlen_q);
+	/* Sequences of rows n_i that add up to total_q, of which each may leave all but one row of its last
+	 * tile empty: the sum of ceil(n_i / rows) is at most floor((total_q + batch * (rows - 1)) / rows),
+	 * and there are such lengths. The longest one's says no more: who has only promised it to a launch of
+	 * his own has to stay inside, too. */
+	return (plan->problem.total_q + batch * (rows - 1)) / rows * plan->problem.nhead_q;
 }
 
 int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_n0, int64_t workers,
@@ -105,7 +86,8 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	struct bwd_workspace w = {0};
 	int64_t total_q = plan_total_q(plan);
 	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0;
-	uint64_t entries = group && problem->deterministic ? batch : 1;
+	bool per_sequence = group && (problem->deterministic || mode == DQ_PER_TILE);
+	uint64_t entries = mode == DQ_DIRECT ? 0 : per_sequence ? batch : 1;
 	int r;
 
 	switch (mode) {
@@ -117,8 +99,8 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 		break;
 	case DQ_PER_TILE:
 		w.dq_splits = (int32_t)ceil_div(problem->seqlen_k, tile_n0);
-		/* A masked tile is skipped and leaves its buffer as it was. */
-		w.zero = problem->mask != FMHA_MASK_NONE;
+		/* AMD's own skip a masked tile and leave its buffer as it was; ours write all of each. */
+		w.zero = problem->mask != FMHA_MASK_NONE && plan->dq_split_keys == 0;
 		break;
 	case DQ_PERSISTENT:
 		w.dq_splits = bwd_persistent_splits(problem, tile_n0, workers);
@@ -148,7 +130,7 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	if (r < 0)
 		return r;
 	if (!workspace_add(&w.bytes, 16, entries * sizeof(int32_t), &w.nsplits) ||
-	    (group &&
+	    (group && mode != DQ_DIRECT &&
 	     !workspace_add(&w.bytes, 16, (batch + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
 	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
 	    !workspace_add(&w.bytes, 16, d_bytes, &w.d))
@@ -200,10 +182,12 @@ void bwd_workspace_head(const struct plan *plan, const struct index_tables *tabl
 	int64_t *offsets = (int64_t *)((char *)head + plan->layout.dq_acc_offsets);
 	bool group = plan_packed_q(plan);
 
+	if (plan->workspace_head_bytes == 0)
+		return;
 	memset(head, 0, plan->workspace_head_bytes);
 	nsplits[0] = plan->dq_splits;
 	for (int32_t b = 0; group && b < plan->problem.batch; b++) {
-		if (plan->problem.deterministic)
+		if (plan->problem.deterministic || plan->dq_per_sequence)
 			nsplits[b] = splits_of(plan, tables, b);
 		offsets[b + 1] = offsets[b] + dq_acc_elements(plan, tables, b);
 	}

@@ -45,7 +45,8 @@ int files_read_all(int fd, void *data, size_t size)
 	return files_read_at(fd, data, size, 0);
 }
 
-int files_write_all(int fd, const void *data, size_t size)
+/* @fd: a pipe, too. Return: 0, or -1 with errno. */
+static int files_write_all(int fd, const void *data, size_t size)
 {
 	size_t done = 0;
 

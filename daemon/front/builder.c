@@ -8,11 +8,11 @@
 
 #include <nettle/sha2.h>
 
-#include <compile/paths.h>
+#include <compile/config.h>
 #include <compile/queue.h>
 #include <proto/error.h>
 
-#include <base/handout.h>
+#include <base/memfd.h>
 #include <base/list.h>
 #include <base/log.h>
 
@@ -62,7 +62,7 @@ static void request_free(struct builder_request *request)
 	free(request);
 }
 
-static void finish(struct builder_request *request)
+static void builder_finish(struct builder_request *request)
 {
 	struct builder_asker *asker = request->asker;
 	int fd = request->fd;
@@ -111,7 +111,7 @@ static void on_async(uv_async_t *async)
 	}
 	uv_mutex_unlock(&builder->lock);
 	while ((node = list_pop(&ended)))
-		finish(container_of(node, struct builder_request, in_builder));
+		builder_finish(container_of(node, struct builder_request, in_builder));
 	watch_cache(builder);
 }
 
@@ -137,7 +137,7 @@ static void on_built(void *owner, int result, const struct cache_entry *entry,
 	int fd = -1;
 
 	if (result == 0) {
-		fd = handout_file(entry->code, entry->code_bytes);
+		fd = memfd_file(entry->code, entry->code_bytes);
 		if (fd < 0)
 			(void)fmha_error_set(&error, FMHA_ENOMEM, "%.150s: no memory for the code",
 					     entry->info.kernel);
@@ -298,7 +298,7 @@ static void forget(struct builder_request *request)
 {
 	list_remove(&request->in_asker);
 	request->asker = NULL;
-	/* Else on_built() is under way, or finish() is next. */
+	/* Else on_built() is under way, or builder_finish() is next. */
 	if (compile_queue_forget(request->builder->queue, &request->waiter))
 		request_free(request);
 }

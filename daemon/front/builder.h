@@ -63,7 +63,7 @@ void builder_open(struct builder *builder);
 void builder_describe(const struct builder *builder, const char *arch, char *compiler,
 		      size_t n_compiler, char *sources, size_t n_sources);
 
-/* What is queued, running, built, and how the cache stands: one object, given. */
+/* Says what is queued, running, built, and how the cache stands: one object, given. */
 cJSON *builder_status_json(struct builder *builder);
 
 #endif

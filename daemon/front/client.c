@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* client.c: a connection to the front: who it is, what it may ask. */
-#include "front.h"
+#include "pools.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,8 +71,8 @@ static int on_open_device(struct client *client, uint32_t id,
 	return worker_slot_open(&front->slots[params->device], client, id, err);
 }
 
-static int handle(struct connection *connection, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int *fd, struct fmha_error *err)
+static int client_handle(struct connection *connection, uint32_t id, enum proto_method method,
+			 const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct client *client = client_of(connection);
 
@@ -95,6 +94,15 @@ static int handle(struct connection *connection, uint32_t id, enum proto_method 
 		return 0;
 	case PROTO_OPEN_DEVICE:
 		return on_open_device(client, id, &params->OPEN_DEVICE, err);
+	case PROTO_POOL_OPEN:
+	case PROTO_POOL_CLOSE:
+	case PROTO_POOL_LEASE:
+	case PROTO_POOL_SEAL:
+	case PROTO_POOL_FIND:
+	case PROTO_POOL_GIVE_BACK:
+	case PROTO_POOL_DROP:
+	case PROTO_POOL_SHARE:
+		return pools_handle(client, id, method, params, err);
 	default:
 		return fmha_error_set_field(err, FMHA_EINVAL, "method",
 					    "%s is answered by workers: open a device",
@@ -110,6 +118,7 @@ static void on_hangup(struct connection *connection)
 		open_request_forget(
 			container_of(client->opens.next, struct open_request, in_client));
 	status_forget(client);
+	pools_forget(client);
 	list_remove(&client->in_clients);
 	client->front->n_clients--;
 	account_release(client->account, ACCOUNT_CONNECTIONS, 1);
@@ -120,12 +129,12 @@ static void on_closed(struct connection *connection)
 	struct client *client = client_of(connection);
 
 	account_put(client->account);
-	front_accept_again(client->front);
+	client->front->on_left(client->front);
 	free(client);
 }
 
 static const struct connection_ops client_ops = {
-	.handle = handle, .on_closed = on_closed, .on_hangup = on_hangup};
+	.handle = client_handle, .on_closed = on_closed, .on_hangup = on_hangup};
 
 /* Of one that never had a connection. */
 static void client_freep(struct client **client)
@@ -137,7 +146,7 @@ static void client_freep(struct client **client)
 	free(*client);
 }
 
-static bool charge(struct client *client)
+static bool client_charge(struct client *client)
 {
 	struct account *account = account_get(&client->front->accounts, client->uid);
 
@@ -162,8 +171,9 @@ static bool admit(struct front *front, int *fd, const struct ucred *peer)
 	client->gid = peer->gid;
 	client->pid = (uint32_t)peer->pid;
 	list_init(&client->opens);
-	if (!charge(client) || connection_open(&client->connection, &front->hub, take_fd(fd),
-					       client->account, true, &client_ops, NULL) < 0)
+	list_init(&client->pools);
+	if (!client_charge(client) || connection_open(&client->connection, &front->hub, take_fd(fd),
+						      client->account, true, &client_ops, NULL) < 0)
 		return false;
 	client->connection.peer_pid = client->pid;
 	list_append(&front->clients, &client->in_clients);

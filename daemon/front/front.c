@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* front.c: start, accepting clients, and the end. */
 #include "builder.h"
-#include "front.h"
+#include "pools.h"
 #include "tuned.h"
 
 #include <errno.h>
@@ -66,7 +66,7 @@ static void start_accepting(struct front *front)
 		stop_accepting(front, uv_strerror(r));
 }
 
-void front_accept_again(struct front *front)
+static void on_left(struct front *front)
 {
 	if (!front->accepting && uv_is_active((uv_handle_t *)&front->accept_again))
 		start_accepting(front);
@@ -113,7 +113,7 @@ static void stop_workers(struct front *front, bool now)
 		worker_slot_stop(&front->slots[i], now);
 }
 
-static void finish(struct front *front)
+static void front_finish(struct front *front)
 {
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		if (!worker_slot_is_over(&front->slots[i]))
@@ -133,7 +133,7 @@ static void on_drain_timer(uv_timer_t *timer)
 	front->finishing = true;
 	uv_timer_start(&front->drain, on_drain_timer, FINISH_MS, 0);
 	stop_workers(front, false);
-	finish(front);
+	front_finish(front);
 }
 
 static void on_drained(struct front *front)
@@ -145,7 +145,7 @@ static void on_drained(struct front *front)
 	for (uint32_t i = 0; i < front->n_slots; i++)
 		all &= front->slots[i].drained;
 	if (front->finishing)
-		finish(front);
+		front_finish(front);
 	else if (all)
 		on_drain_timer(&front->drain);
 }
@@ -204,7 +204,7 @@ static int init_handles(struct front *front)
 	uv_timer_init(&front->loop, &front->accept_again);
 	uv_timer_init(&front->loop, &front->watchdog);
 	uv_timer_init(&front->loop, &front->drain);
-	handouts_init(&front->handouts, &front->loop);
+	memfds_init(&front->memfds, &front->loop);
 	r = uv_signal_init(&front->loop, &front->on_term);
 	if (r == 0)
 		r = uv_signal_init(&front->loop, &front->on_int);
@@ -229,6 +229,7 @@ static int front_init(struct front *front, const struct config *config,
 	front->source = source;
 	front->on_terminal = isatty(STDERR_FILENO);
 	front->on_drained = on_drained;
+	front->on_left = on_left;
 	front->started_ns = clock_ns();
 	front->listen_fd = -1;
 	front->n_slots = config->n_devices;
@@ -251,6 +252,11 @@ static int front_init(struct front *front, const struct config *config,
 	if (r == 0)
 		r = builder_new(&front->loop, &front->config.compile, &front->accounts,
 				&front->builder, err);
+	front->pools = calloc(1, sizeof(*front->pools));
+	if (r == 0 && !front->pools)
+		r = fmha_error_set(err, FMHA_ENOMEM, "pools: out of memory");
+	if (r == 0)
+		pools_init(front->pools, front);
 	front->tuned = tuned_new(front);
 	if (r == 0 && !front->tuned)
 		r = fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
@@ -277,7 +283,7 @@ int front_run(const struct config *config, const struct config_source *source)
 	prctl(PR_SET_NAME, "fmhad-front");
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a full disk */
-	signal(SIGIO, SIG_IGN);   /* somebody wants a file that handout.c has a lease on */
+	signal(SIGIO, SIG_IGN);   /* somebody wants a file that memfd.c has a lease on */
 	mallopt(M_ARENA_MAX, 2);
 	if (front_init(front, config, source, &err) < 0) {
 		log_error("%s", err.msg);

@@ -12,7 +12,7 @@
 
 #include <base/account.h>
 #include <base/connection.h>
-#include <base/handout.h>
+#include <base/memfd.h>
 #include <base/worker_page.h>
 
 #include "quarantine.h"
@@ -66,6 +66,8 @@ struct client {
 	struct account *account;
 	struct list in_clients;
 	struct list opens;
+	struct list pools; /* pools.c: those that it has open */
+	uint32_t last_pool;
 	uint32_t uid, gid, pid;
 	char name[PROTO_NAME_BYTES];
 	bool greeted;
@@ -74,6 +76,7 @@ struct client {
 struct status_gathering;
 struct builder;
 struct tuned;
+struct pools;
 
 struct front {
 	uv_loop_t loop;
@@ -84,7 +87,7 @@ struct front {
 	struct quarantine quarantine;
 	struct connection_hub hub;
 	struct doing doing;
-	struct handouts handouts;
+	struct memfds memfds;
 	int listen_fd;
 	bool inherited_listener; /* by socket activation: not ours to unlink */
 	bool accepting, draining;
@@ -93,6 +96,8 @@ struct front {
 	bool finishing; /* the workers were told to go */
 	int exit_status;
 	void (*on_drained)(struct front *front); /* a worker has nothing to do any more */
+	void (*on_left)(
+		struct front *front); /* a connection is gone: there may be room for another */
 	uv_poll_t listener;
 	uv_timer_t accept_again, watchdog, drain;
 	uv_signal_t on_term, on_int, on_hangup;
@@ -107,6 +112,7 @@ struct front {
 	struct builder *builder;
 	struct http *http; /* NULL: none */
 	struct tuned *tuned;
+	struct pools *pools;
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
 };
@@ -116,8 +122,6 @@ struct front {
 /* Runs the daemon until it is told to stop. Return: exit status. */
 /* @source: where @config was read from, to be read again on SIGHUP; kept */
 int front_run(const struct config *config, const struct config_source *source);
-/* A connection is gone: there may be room for another one. */
-void front_accept_again(struct front *front);
 
 /* ---- reload.c ---- */
 
@@ -168,8 +172,6 @@ void worker_slot_start(struct worker_slot *slot);
 /* Return: 0: answered when the worker has; FMHA_EDEVICE, FMHA_EBUSY, FMHA_ENOMEM. */
 int worker_slot_open(struct worker_slot *slot, struct client *client, uint32_t id,
 		     struct fmha_error *err);
-/* What is remembered for its worker has been read. @fd: that, taken; -1: it cannot be told */
-void worker_slot_restored(struct worker_slot *slot, uint32_t id, int fd);
 void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);
@@ -177,7 +179,10 @@ bool worker_slot_is_over(const struct worker_slot *slot);
 /* Asks the worker as connection_request() does. Return: false: none is ready. */
 bool worker_slot_request(struct worker_slot *slot, enum proto_method method, connection_reply reply,
 			 void *owner);
-/* @owner does not wait for it any more. */
+
+/* ---- process.c ---- */
+
+/* @owner does not wait any more for what worker_slot_request() has asked. */
 void worker_slot_forget(struct worker_slot *slot, const void *owner);
 
 /* ---- http.c ---- */

@@ -138,7 +138,7 @@ static void on_status(void *owner, const cJSON *status)
 }
 
 /* The request's head is complete. */
-static void answer(struct caller *caller)
+static void http_answer(struct caller *caller)
 {
 	static const char get[] = "GET /metrics";
 	const char *request = caller->request;
@@ -177,7 +177,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer)
 	caller->request[caller->n] = '\0';
 	if (!caller->asked &&
 	    (strstr(caller->request, "\r\n\r\n") || strstr(caller->request, "\n\n")))
-		answer(caller);
+		http_answer(caller);
 }
 
 /* Takes a place. Tenants take none from each other beyond a share, nor any from those who watch the
@@ -209,7 +209,7 @@ static bool take_place(struct caller *caller)
 	return true;
 }
 
-static void refuse(struct http *http);
+static void http_refuse(struct http *http);
 
 static void on_refused(uv_handle_t *handle)
 {
@@ -217,11 +217,11 @@ static void on_refused(uv_handle_t *handle)
 
 	http->refusing = false;
 	if (http->refuse_again)
-		refuse(http);
+		http_refuse(http);
 }
 
 /* Without memory for a caller. One that is not accepted would be the last: libuv waits with it. */
-static void refuse(struct http *http)
+static void http_refuse(struct http *http)
 {
 	http->refuse_again = http->refusing;
 	if (http->refusing)
@@ -239,7 +239,7 @@ static void on_connect(uv_stream_t *listener, int status)
 	struct caller *caller = status < 0 ? NULL : calloc(1, sizeof(*caller));
 
 	if (!caller && status == 0)
-		refuse(http);
+		http_refuse(http);
 	if (!caller)
 		return;
 	caller->http = http;

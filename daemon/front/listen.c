@@ -18,7 +18,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <base/log.h>
 #include <base/notify.h>
 #include <proto/error.h>
 

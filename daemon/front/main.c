@@ -8,6 +8,7 @@
 
 #include <base/config.h>
 #include <base/log.h>
+#include <device/device.h>
 #include <worker/main.h>
 
 #include "check.h"
@@ -104,6 +105,8 @@ int main(int argc, char **argv)
 
 	if (argc == 2 && strcmp(argv[1], "--worker") == 0)
 		return worker_main();
+	if (argc == 5 && strcmp(argv[1], "--trial") == 0)
+		return device_trial(argv[2], argv[3], argv[4]);
 	if (argc == 3 && strcmp(argv[1], "--document") == 0)
 		return document(argv[2]);
 	log_init("fmhad", LOG_LEVEL_INFO);

@@ -171,6 +171,10 @@ static struct worker_page *make_page(const struct worker_slot *slot, int *ret_fd
 	page->bytes = sizeof(*page);
 	page->device = slot->index;
 	worker_page_set_config(page, &slot->front->config);
+	/* The card that the slot has had, not the one that has its number now. */
+	if (slot->device.pci[0])
+		snprintf(page->config.devices[slot->index].pci, PCI_BYTES, "%.*s", PCI_BYTES - 1,
+			 slot->device.pci);
 	page->culprit_uid = page->loop_uid = WORKER_NO_USER;
 	show_quarantine(slot, page);
 	*ret_fd = take_fd(&fd);
@@ -287,4 +291,10 @@ int worker_process_start(struct worker_slot *slot, const struct connection_ops *
 	}
 	started->n_open = 2;
 	return 0;
+}
+
+void worker_slot_forget(struct worker_slot *slot, const void *owner)
+{
+	if (slot->process)
+		(void)connection_forget(&slot->process->control, owner);
 }

@@ -45,7 +45,7 @@ int worker_process_start(struct worker_slot *slot, const struct connection_ops *
 void worker_process_kill(struct worker_process *process, enum kill_reason reason);
 /* Hands the front's configuration on; takes NULL, and one that is starting. */
 void worker_process_configure(struct worker_process *process);
-/* What is in quarantine on the slot's device, to its process, if it has any. */
+/* Shows its process, if it has any, what is in quarantine on the slot's device. */
 void worker_process_show_quarantine(struct worker_slot *slot);
 /* It has ended: lets go of what is left of it. */
 void worker_process_close(struct worker_process *process);

@@ -70,7 +70,7 @@ uint32_t quarantine_lift(struct quarantine *quarantine, uint32_t device, const c
 /* Seconds for which the user may still open no device; 0: it may. */
 uint32_t quarantine_ban_s(const struct quarantine *quarantine, uint32_t uid, uint64_t now);
 
-/* What a worker of @device has to know. */
+/* Lists what a worker of @device has to know. */
 void quarantine_list(const struct quarantine *quarantine, uint32_t device, uint64_t now,
 		     struct worker_quarantine *ret_what);
 

@@ -7,7 +7,6 @@
 #include <base/clock.h>
 #include <base/log.h>
 #include <base/notify.h>
-#include <proto/error.h>
 
 static void take_over(struct front *front, const struct config *next)
 {

@@ -6,7 +6,7 @@
  * to privileged callers only.
  */
 #include "builder.h"
-#include "front.h"
+#include "pools.h"
 #include "tuned.h"
 
 #include <stdio.h>
@@ -86,6 +86,7 @@ static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
 	if (front->doing.measures)
 		cJSON_AddItemToObject(item, "loop", status_loop(&front->doing));
 	cJSON_AddItemToObject(item, "compile", builder_status_json(front->builder));
+	cJSON_AddItemToObject(item, "pools", pools_json(front->pools, uid, all));
 	return item;
 }
 
@@ -188,6 +189,8 @@ static cJSON *device_json(const struct worker_slot *slot, const struct status_pa
 	cJSON_AddStringToObject(item, "backend", device->backend);
 	cJSON_AddStringToObject(item, "state", worker_state_name(slot->state));
 	cJSON_AddNumberToObject(item, "compute_units", device->compute_units);
+	if (device->pci[0])
+		cJSON_AddStringToObject(item, "pci", device->pci);
 	cJSON_AddNumberToObject(item, "worker_pid", worker_slot_pid(slot));
 	cJSON_AddNumberToObject(item, "starts", slot->n_starts);
 	cJSON_AddNumberToObject(item, "deaths", slot->n_deaths);
@@ -239,17 +242,17 @@ static void make_file(struct status_gathering *gathering, struct client *client,
 
 	file->size = text ? strlen(text) : 0;
 	if (text)
-		(void)handout_text(&client->front->handouts, client->account, text, file->size,
-				   &file->fd, &file->error);
+		(void)memfd_text(&client->front->memfds, client->account, text, file->size,
+				 &file->fd, &file->error);
 	else
 		(void)fmha_error_set(&file->error, FMHA_ENOMEM, "status: no memory for the answer");
 	cJSON_free(text);
 }
 
-static void answer(struct client *client, uint32_t id, struct status_file *file)
+static void status_answer(struct client *client, uint32_t id, struct status_file *file)
 {
 	struct proto_json_result result = {.size = file->size};
-	int fd = file->fd >= 0 ? handout_again(file->fd) : -1;
+	int fd = file->fd >= 0 ? memfd_again(file->fd) : -1;
 
 	if (file->fd >= 0 && fd < 0)
 		(void)fmha_error_set(&file->error, FMHA_EBUSY, "status: no descriptor is left");
@@ -275,7 +278,7 @@ static void answer_user(struct status_gathering *gathering, struct account *acco
 		if (file.fd < 0 && file.error.code == FMHA_OK)
 			make_file(gathering, waiter->client, &file);
 		list_remove(&waiter->in_waiters);
-		answer(waiter->client, waiter->id, &file);
+		status_answer(waiter->client, waiter->id, &file);
 		free(waiter);
 	}
 	if (file.fd >= 0)
@@ -329,7 +332,7 @@ static void on_timer_closed(uv_handle_t *handle)
 	free(gathering);
 }
 
-static void finish(struct status_gathering *gathering)
+static void status_finish(struct status_gathering *gathering)
 {
 	struct front *front = gathering->front;
 
@@ -353,12 +356,12 @@ static void finish_if_complete(struct status_gathering *gathering)
 	for (uint32_t i = 0; i < gathering->front->n_slots; i++)
 		if (gathering->parts[i].asked)
 			return;
-	finish(gathering);
+	status_finish(gathering);
 }
 
-static void on_timer(uv_timer_t *timer)
+static void status_on_timer(uv_timer_t *timer)
 {
-	finish(container_of(timer, struct status_gathering, timer));
+	status_finish(container_of(timer, struct status_gathering, timer));
 }
 
 /* Takes a worker's document apart: its sessions stay text, as thousands of them would take long to be
@@ -403,12 +406,12 @@ static void on_answer(void *owner, const union proto_any_result *result, int fd,
 	finish_if_complete(part->gathering);
 }
 
-static void ask(uv_timer_t *timer)
+static void status_ask(uv_timer_t *timer)
 {
 	struct status_gathering *gathering = container_of(timer, struct status_gathering, timer);
 	struct front *front = gathering->front;
 
-	uv_timer_start(timer, on_timer, front->config.supervision.status_ms, 0);
+	uv_timer_start(timer, status_on_timer, front->config.supervision.status_ms, 0);
 	for (uint32_t i = 0; i < front->n_slots; i++) {
 		struct status_part *part = &gathering->parts[i];
 
@@ -430,7 +433,8 @@ static struct status_gathering *start(struct front *front)
 	gathering->front = front;
 	list_init(&gathering->waiters);
 	uv_timer_init(&front->loop, &gathering->timer);
-	uv_timer_start(&gathering->timer, ask, due_ns > now ? (due_ns - now) / NS_PER_MS : 0, 0);
+	uv_timer_start(&gathering->timer, status_ask, due_ns > now ? (due_ns - now) / NS_PER_MS : 0,
+		       0);
 	return gathering;
 }
 

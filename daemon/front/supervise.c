@@ -2,7 +2,9 @@
 /*
  * supervise.c: one worker process a device, always.
  *
- * A worker that dies is replaced at once; one that dies while starting, after a pause that doubles.
+ * A worker that dies is replaced at once; one that dies while starting, after a pause that doubles: up to
+ * ten seconds at first, since a driver may be reloaded, and up to minutes when it goes on, since a card
+ * that is lost for good should cost the others nothing.
  * While clients are attached it is asked for a sign of life, and killed when none comes: nothing
  * else tells a worker that hangs in a driver call from one that is busy. Without clients there are
  * no heartbeats, so an idle daemon sleeps. When this process itself stood still, the silence of a
@@ -19,14 +21,16 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
-#define LONGEST_PAUSE_MS 10000
-#define EXIT_GRACE_MS    200 /* from a worker's closing its socket to its end */
+#define LONGEST_PAUSE_MS  10000
+#define STARTS_UNTIL_LOST 20
+#define LOST_PAUSE_MS     300000 /* of a device that no start has found for long */
+#define EXIT_GRACE_MS     200    /* from a worker's closing its socket to its end */
 
 #define log_slot(slot, level, ...)                                                                 \
 	log_write_about(&(struct log_about){.fields = LOG_DEVICE, .device = (slot)->index}, level, \
 			__VA_ARGS__)
 
-static void on_timer(uv_timer_t *timer);
+static void supervise_on_timer(uv_timer_t *timer);
 
 static void set_state(struct worker_slot *slot, enum worker_state state)
 {
@@ -38,7 +42,7 @@ static void set_state(struct worker_slot *slot, enum worker_state state)
 static void start_timer(struct worker_slot *slot, uint64_t after_ms)
 {
 	slot->timer_due_ns = clock_ns() + after_ms * NS_PER_MS;
-	uv_timer_start(&slot->timer, on_timer, after_ms, 0);
+	uv_timer_start(&slot->timer, supervise_on_timer, after_ms, 0);
 }
 
 static void start_heartbeats(struct worker_slot *slot)
@@ -95,8 +99,25 @@ static void on_compile_cancel(struct worker_process *process, uint32_t request)
 	connection_answer_error(&process->control, request, &err);
 }
 
-static int handle(struct connection *control, uint32_t id, enum proto_method method,
-		  const union proto_any_params *params, int *fd, struct fmha_error *err)
+/* A tuned_restored. */
+static void on_restored(struct worker_slot *slot, uint32_t id, int fd)
+{
+	struct proto_json_result result = {0};
+	struct stat st;
+
+	if (fd >= 0 && fstat(fd, &st) == 0)
+		result.size = (uint64_t)st.st_size;
+	uv_timer_stop(&slot->timer);
+	slot->beating = false;
+	slot->n_failed_starts = 0;
+	connection_answer(&slot->process->control, id, PROTO_WORKER_READY, &result, fd);
+	set_state(slot, WORKER_READY);
+	worker_process_configure(slot->process);
+	attach_all(slot);
+}
+
+static int supervise_handle(struct connection *control, uint32_t id, enum proto_method method,
+			    const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
 	struct worker_process *process = container_of(control, struct worker_process, control);
 	struct worker_slot *slot = process->slot;
@@ -112,7 +133,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		if (slot->state != WORKER_STARTING)
 			return fmha_error_set(err, FMHA_EINVAL, "it was ready already");
 		on_ready(slot, &params->WORKER_READY);
-		return tuned_attach(slot, id, &params->WORKER_READY, err);
+		return tuned_attach(slot, id, &params->WORKER_READY, on_restored, err);
 	case PROTO_TUNED_RESULT:
 		if (tuned_add(slot, &params->TUNED_RESULT, err) < 0)
 			return err->code;
@@ -124,22 +145,6 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	}
 	connection_answer(control, id, method, &(struct proto_empty){0}, -1);
 	return 0;
-}
-
-void worker_slot_restored(struct worker_slot *slot, uint32_t id, int fd)
-{
-	struct proto_json_result result = {0};
-	struct stat st;
-
-	if (fd >= 0 && fstat(fd, &st) == 0)
-		result.size = (uint64_t)st.st_size;
-	uv_timer_stop(&slot->timer);
-	slot->beating = false;
-	slot->n_failed_starts = 0;
-	connection_answer(&slot->process->control, id, PROTO_WORKER_READY, &result, fd);
-	set_state(slot, WORKER_READY);
-	worker_process_configure(slot->process);
-	attach_all(slot);
 }
 
 static void on_hangup(struct connection *control)
@@ -161,7 +166,7 @@ static void on_hangup(struct connection *control)
 }
 
 static const struct connection_ops control_ops = {
-	.handle = handle,
+	.handle = supervise_handle,
 	.on_closed = worker_process_on_control_closed,
 	.on_hangup = on_hangup,
 };
@@ -174,17 +179,13 @@ bool worker_slot_request(struct worker_slot *slot, enum proto_method method, con
 				  reply, owner, NULL) == 0;
 }
 
-void worker_slot_forget(struct worker_slot *slot, const void *owner)
-{
-	if (slot->process)
-		(void)connection_forget(&slot->process->control, owner);
-}
-
 /* ---- deaths ---- */
 
 static void schedule_start(struct worker_slot *slot, bool was_ready)
 {
 	uint64_t pause = slot->front->config.supervision.restart_ms;
+	uint64_t longest = slot->n_failed_starts < STARTS_UNTIL_LOST ? LONGEST_PAUSE_MS
+								     : LOST_PAUSE_MS;
 
 	if (was_ready) {
 		set_state(slot, WORKER_RESTARTING);
@@ -192,10 +193,10 @@ static void schedule_start(struct worker_slot *slot, bool was_ready)
 		return;
 	}
 	slot->n_failed_starts++;
-	for (uint32_t i = 1; i < slot->n_failed_starts && pause < LONGEST_PAUSE_MS; i++)
+	for (uint32_t i = 1; i < slot->n_failed_starts && pause < longest; i++)
 		pause *= 2;
-	if (pause > LONGEST_PAUSE_MS)
-		pause = LONGEST_PAUSE_MS;
+	if (pause > longest)
+		pause = longest;
 	set_state(slot, worker_slot_has_failed(slot) ? WORKER_FAILED : WORKER_RESTARTING);
 	if (slot->state == WORKER_FAILED)
 		open_request_refuse_all(slot, FMHA_EDEVICE, slot->reason);
@@ -295,7 +296,7 @@ static void beat(struct worker_slot *slot)
 	}
 }
 
-static void on_timer(uv_timer_t *timer)
+static void supervise_on_timer(uv_timer_t *timer)
 {
 	struct worker_slot *slot = container_of(timer, struct worker_slot, timer);
 

@@ -9,12 +9,12 @@
 #include <unistd.h>
 
 #include <base/clock.h>
-#include <base/handout.h>
+#include <base/memfd.h>
 #include <base/log.h>
 #include <json/json.h>
 #include <proto/cleanup.h>
 #include <proto/error.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/catalog.h>
 #include <tune/store.h>
 
@@ -34,7 +34,7 @@ struct waiter {
 	struct list in_model;
 	struct worker_slot *slot;
 	uint32_t id;
-	bool ready; /* of worker_ready */
+	tuned_restored restored; /* of worker_ready; NULL: of registry_change */
 	struct proto_registry_result result;
 };
 
@@ -96,12 +96,12 @@ static int worker_file(const struct model *model)
 	json_begin();
 	text = json_end(tune_database_worker_json(model->database), false);
 	if (text)
-		fd = handout_file(text, strlen(text));
+		fd = memfd_file(text, strlen(text));
 	free(text);
 	return fd;
 }
 
-static void on_timer(uv_timer_t *timer);
+static void tuned_on_timer(uv_timer_t *timer);
 
 static void go_on(struct tuned *tuned);
 
@@ -116,7 +116,7 @@ static void on_told(void *owner, const union proto_any_result *result, int fd,
 	if (!result && error->code != FMHA_ECONN)
 		model->untold = true;
 	if (model->untold)
-		uv_timer_start(&model->timer, on_timer, TELL_AGAIN_MS, 0);
+		uv_timer_start(&model->timer, tuned_on_timer, TELL_AGAIN_MS, 0);
 	else if (model->telling == 0)
 		go_on(model->tuned);
 }
@@ -151,7 +151,7 @@ static bool is_told(struct model *model)
 	if (model->n_tells >= MOST_TELLS)
 		return true;
 	if (model->untold)
-		uv_timer_start(&model->timer, on_timer, TELL_AGAIN_MS, 0);
+		uv_timer_start(&model->timer, tuned_on_timer, TELL_AGAIN_MS, 0);
 	return !model->untold && model->telling == 0;
 }
 
@@ -163,15 +163,15 @@ static void waiter_free(struct waiter *waiter)
 	free(waiter);
 }
 
-static void answer(struct waiter *waiter, bool stored)
+static void tuned_answer(struct waiter *waiter, bool stored)
 {
 	struct worker_slot *slot = waiter->slot;
 	struct model *model = slot->tuned;
 	struct fmha_error err;
 
-	if (waiter->ready) {
-		worker_slot_restored(slot, waiter->id,
-				     model->loaded ? worker_file(model) : handout_file("{}", 2));
+	if (waiter->restored) {
+		waiter->restored(slot, waiter->id,
+				 model->loaded ? worker_file(model) : memfd_file("{}", 2));
 	} else if (model->untold) {
 		(void)fmha_error_set(&err, FMHA_ENOMEM,
 				     "changed, but not all devices could be told yet");
@@ -189,11 +189,11 @@ static void answer_all(struct list *waiters, bool stored)
 	struct list *node;
 
 	while ((node = list_pop(waiters)))
-		answer(container_of(node, struct waiter, in_model), stored);
+		tuned_answer(container_of(node, struct waiter, in_model), stored);
 }
 
-static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id, bool ready,
-		      struct waiter **ret_waiter, struct fmha_error *err)
+static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id,
+		      tuned_restored restored, struct waiter **ret_waiter, struct fmha_error *err)
 {
 	struct waiter *waiter = calloc(1, sizeof(*waiter));
 
@@ -201,7 +201,7 @@ static int add_waiter(struct model *model, struct worker_slot *slot, uint32_t id
 		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
 	waiter->slot = slot;
 	waiter->id = id;
-	waiter->ready = ready;
+	waiter->restored = restored;
 	list_append(&model->waiters, &waiter->in_model);
 	*ret_waiter = waiter;
 	return 0;
@@ -273,7 +273,7 @@ static void on_written(uv_work_t *work, int status)
 		list_for_each_entry(struct model, other, &tuned->models, in_tuned)
 			other->stale = true;
 	} else if (failed)
-		uv_timer_start(&model->timer, on_timer, AGAIN_MS, 0);
+		uv_timer_start(&model->timer, tuned_on_timer, AGAIN_MS, 0);
 	go_on(tuned);
 }
 
@@ -314,7 +314,7 @@ static void start_writing(struct model *model)
 	}
 }
 
-static void on_timer(uv_timer_t *timer)
+static void tuned_on_timer(uv_timer_t *timer)
 {
 	struct model *model = timer->data;
 
@@ -336,9 +336,9 @@ static void write_soon(struct model *model, bool now)
 	uint64_t after_ms = SETTLE_MS + n_times(model) / 8;
 
 	if (now)
-		uv_timer_start(&model->timer, on_timer, 0, 0);
+		uv_timer_start(&model->timer, tuned_on_timer, 0, 0);
 	else if (!uv_is_active((uv_handle_t *)&model->timer))
-		uv_timer_start(&model->timer, on_timer, after_ms, 0);
+		uv_timer_start(&model->timer, tuned_on_timer, after_ms, 0);
 }
 
 /* ---- loading ---- */
@@ -360,7 +360,7 @@ static void do_load(uv_work_t *work)
 	atomic_store(&model->work_ended, true);
 }
 
-static void tell(const struct model *model)
+static void tuned_tell(const struct model *model)
 {
 	const struct tune_store_report *report = &model->report;
 
@@ -436,7 +436,7 @@ static void on_loaded(uv_work_t *work, int status)
 	model->results_kept = model->report.results_readable;
 	model->settings_kept = model->report.settings_readable;
 	if (model->loaded) {
-		tell(model);
+		tuned_tell(model);
 		(void)snprintf(model->fault, sizeof(model->fault), "%s", model->report.unwritable);
 		for (uint32_t i = 0; i < front->n_slots; i++)
 			if (is_of(&front->slots[i], model))
@@ -496,7 +496,8 @@ static struct model *get_model(struct tuned *tuned, const struct proto_worker_re
 }
 
 int tuned_attach(struct worker_slot *slot, uint32_t id,
-		 const struct proto_worker_ready_params *params, struct fmha_error *err)
+		 const struct proto_worker_ready_params *params, tuned_restored restored,
+		 struct fmha_error *err)
 {
 	struct tuned *tuned = slot->front->tuned;
 	struct model *model = get_model(tuned, params);
@@ -506,14 +507,14 @@ int tuned_attach(struct worker_slot *slot, uint32_t id,
 	if (!model)
 		return fmha_error_set(err, FMHA_ENOMEM, "tuned database: out of memory");
 	slot->tuned = model;
-	r = add_waiter(model, slot, id, true, &waiter, err);
+	r = add_waiter(model, slot, id, restored, &waiter, err);
 	if (r < 0)
 		return r;
 	if (model->loaded) {
-		answer(waiter, false);
+		tuned_answer(waiter, false);
 		return 0;
 	}
-	uv_timer_start(&model->timer, on_timer, PATIENCE_MS, 0);
+	uv_timer_start(&model->timer, tuned_on_timer, PATIENCE_MS, 0);
 	if (!*params->sources)
 		builder_open(tuned->front->builder);
 	go_on(tuned);
@@ -637,9 +638,9 @@ int tuned_change(struct worker_slot *slot, uint32_t id,
 	if (!model || !model->loaded)
 		return fmha_error_set(err, FMHA_EBUSY, "the tuned database is being read");
 	if (has_document)
-		r = handout_read(fd, MOST_DOCUMENT, &text, &size, err);
+		r = memfd_read(fd, MOST_DOCUMENT, &text, &size, err);
 	if (r == 0) /* first: a change whose end nobody could be told is not made */
-		r = add_waiter(model, slot, id, false, &waiter, err);
+		r = add_waiter(model, slot, id, NULL, &waiter, err);
 	if (r == 0)
 		r = apply(model, slot, params, text, size, &n, err);
 	free(text);

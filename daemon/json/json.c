@@ -42,7 +42,7 @@ static struct chunk *add_chunk(size_t at_least)
 	return chunk;
 }
 
-static void *take(size_t size)
+static void *json_take(size_t size)
 {
 	size_t rounded = (size + alignof(max_align_t) - 1) & ~(alignof(max_align_t) - 1);
 	struct chunk *chunk = arena.chunks;
@@ -61,13 +61,13 @@ static void *take(size_t size)
 
 static void *allocate(size_t size)
 {
-	void *block = arena.building ? take(size) : malloc(size);
+	void *block = arena.building ? json_take(size) : malloc(size);
 
 	arena.failed |= !block;
 	return block;
 }
 
-static void release(void *block)
+static void json_release(void *block)
 {
 	for (const struct chunk *chunk = arena.chunks; chunk; chunk = chunk->next)
 		if ((uintptr_t)block - (uintptr_t)chunk->data < chunk->size)
@@ -78,7 +78,7 @@ static void release(void *block)
 /* Before main(): no document has been made with other functions. */
 __attribute__((constructor)) static void install(void)
 {
-	cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = release});
+	cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = json_release});
 }
 
 void json_begin(void)

@@ -11,7 +11,7 @@ struct page {
 	enum metrics_format format;
 };
 
-static const cJSON *find(const cJSON *object, const char *key)
+static const cJSON *metrics_find(const cJSON *object, const char *key)
 {
 	return cJSON_GetObjectItemCaseSensitive(object, key);
 }
@@ -25,7 +25,7 @@ static double number(const cJSON *object, const char *path)
 		size_t n = strcspn(path, ".");
 
 		(void)snprintf(key, sizeof(key), "%.*s", (int)n, path);
-		object = find(object, key);
+		object = metrics_find(object, key);
 		path += n + (path[n] == '.');
 	}
 	return object && cJSON_IsNumber(object) ? object->valuedouble : 0;
@@ -33,7 +33,7 @@ static double number(const cJSON *object, const char *path)
 
 static const char *text_of(const cJSON *object, const char *key)
 {
-	const cJSON *item = find(object, key);
+	const cJSON *item = metrics_find(object, key);
 
 	return cJSON_IsString(item) ? item->valuestring : "";
 }
@@ -109,7 +109,7 @@ static void print_of_devices(struct page *page, const cJSON *devices)
 		{
 			const cJSON *part = of_devices[i].part == PART_SLOT
 						    ? device
-						    : find(device, "worker");
+						    : metrics_find(device, "worker");
 
 			if (!cJSON_IsObject(part))
 				continue; /* it did not answer: no number is not zero */
@@ -172,9 +172,10 @@ static void print_families(struct page *page, const cJSON *devices)
 		head(page, columns[i].name, "counter", columns[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
-			cJSON_ArrayForEach(family, find(find(device, "worker"), "families"))
+			cJSON_ArrayForEach(family,
+					   metrics_find(metrics_find(device, "worker"), "families"))
 			{
-				if (!find(family, columns[i].path))
+				if (!metrics_find(family, columns[i].path))
 					continue;
 				(void)fprintf(page->out,
 					      "fmhad_%s_total{device=\"%.0f\",family=\"%s\"} "
@@ -195,25 +196,26 @@ static void print_roofs(struct page *page, const cJSON *devices)
 	head(page, "roof_flops", "gauge", "Operations a second that count as all a device can do");
 	cJSON_ArrayForEach(device, devices)
 	{
-		const cJSON *roof = find(find(device, "worker"), "roof");
+		const cJSON *roof = metrics_find(metrics_find(device, "worker"), "roof");
 
-		cJSON_ArrayForEach(rate, find(roof, "tflops"))(void)
-			fprintf(page->out,
-				"fmhad_roof_flops{device=\"%.0f\",dtype=\"%s\",source=\"%s\"} "
-				"%.9g\n",
-				number(device, "device"), rate->string,
-				text_of(find(roof, "source"), "tflops"), rate->valuedouble * 1e12);
+		cJSON_ArrayForEach(rate, metrics_find(roof, "tflops"))(void) fprintf(
+			page->out,
+			"fmhad_roof_flops{device=\"%.0f\",dtype=\"%s\",source=\"%s\"} "
+			"%.9g\n",
+			number(device, "device"), rate->string,
+			text_of(metrics_find(roof, "source"), "tflops"), rate->valuedouble * 1e12);
 	}
 	head(page, "roof_bytes", "gauge", "Bytes a second that count as all its memory can move");
 	cJSON_ArrayForEach(device, devices)
 	{
-		const cJSON *roof = find(find(device, "worker"), "roof");
+		const cJSON *roof = metrics_find(metrics_find(device, "worker"), "roof");
 
-		if (find(roof, "gbs"))
-			(void)fprintf(
-				page->out, "fmhad_roof_bytes{device=\"%.0f\",source=\"%s\"} %.9g\n",
-				number(device, "device"), text_of(find(roof, "source"), "gbs"),
-				number(roof, "gbs") * 1e9);
+		if (metrics_find(roof, "gbs"))
+			(void)fprintf(page->out,
+				      "fmhad_roof_bytes{device=\"%.0f\",source=\"%s\"} %.9g\n",
+				      number(device, "device"),
+				      text_of(metrics_find(roof, "source"), "gbs"),
+				      number(roof, "gbs") * 1e9);
 	}
 }
 
@@ -224,7 +226,8 @@ static void print_plans(struct page *page, const cJSON *devices)
 	head(page, "plans", "counter", "Plans made, by what was known of the main kernel's time");
 	cJSON_ArrayForEach(device, devices)
 	{
-		cJSON_ArrayForEach(basis, find(find(device, "worker"), "plans_by"))(void)
+		cJSON_ArrayForEach(basis,
+				   metrics_find(metrics_find(device, "worker"), "plans_by"))(void)
 			fprintf(page->out, "fmhad_plans_total{device=\"%.0f\",by=\"%s\"} %.0f\n",
 				number(device, "device"), basis->string, basis->valuedouble);
 	}
@@ -237,7 +240,7 @@ static void print_histogram(struct page *page, const char *name, double device,
 	const cJSON *bucket;
 	int power = 10;
 
-	cJSON_ArrayForEach(bucket, find(histogram, "buckets"))
+	cJSON_ArrayForEach(bucket, metrics_find(histogram, "buckets"))
 	{
 		(void)fprintf(page->out,
 			      "fmhad_%s_seconds_bucket{device=\"%.0f\",le=\"%.9g\"} %.0f\n", name,
@@ -270,8 +273,9 @@ static void print_latencies(struct page *page, const cJSON *devices)
 		head(page, name, "histogram", latencies[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
-			const cJSON *histogram = find(find(find(device, "worker"), "latency_ns"),
-						      latencies[i].key);
+			const cJSON *histogram = metrics_find(
+				metrics_find(metrics_find(device, "worker"), "latency_ns"),
+				latencies[i].key);
 
 			if (histogram)
 				print_histogram(page, latencies[i].name, number(device, "device"),
@@ -287,7 +291,7 @@ static void print_errors_of(struct page *page, const char *process, const cJSON 
 {
 	const cJSON *error;
 
-	cJSON_ArrayForEach(error, find(part, "errors"))(void)
+	cJSON_ArrayForEach(error, metrics_find(part, "errors"))(void)
 		fprintf(page->out, "fmhad_errors_total{process=\"%s\",code=\"%s\"} %.0f\n", process,
 			error->string, error->valuedouble);
 }
@@ -296,7 +300,7 @@ static void print_limits_of(struct page *page, const char *process, const cJSON 
 {
 	const cJSON *limit;
 
-	cJSON_ArrayForEach(limit, find(part, "limits"))(void)
+	cJSON_ArrayForEach(limit, metrics_find(part, "limits"))(void)
 		fprintf(page->out, "fmhad_limit_hits_total{process=\"%s\",limit=\"%s\"} %.0f\n",
 			process, limit->string, number(limit, "hits"));
 }
@@ -308,13 +312,13 @@ print_of_processes(struct page *page, const cJSON *status, const char *name, con
 	const cJSON *device;
 
 	head(page, name, "counter", help);
-	print(page, "front", find(status, "front"));
-	cJSON_ArrayForEach(device, find(status, "devices"))
+	print(page, "front", metrics_find(status, "front"));
+	cJSON_ArrayForEach(device, metrics_find(status, "devices"))
 	{
 		char process[16];
 
 		(void)snprintf(process, sizeof(process), "%.0f", number(device, "device"));
-		print(page, process, find(device, "worker"));
+		print(page, process, metrics_find(device, "worker"));
 	}
 }
 
@@ -348,6 +352,66 @@ static void print_front(struct page *page, const cJSON *front)
 	}
 }
 
+static void print_pool_name(struct page *page, const char *name, const cJSON *pool)
+{
+	(void)fprintf(page->out, "fmhad_%s{uid=\"%.0f\",pool=\"", name, number(pool, "uid"));
+	print_label(page, text_of(pool, "name"));
+	(void)fputs("\"", page->out);
+}
+
+static void print_pools(struct page *page, const cJSON *pools)
+{
+	static const char *const states[] = {"free", "leased", "sealed", "lost"};
+	static const struct {
+		const char *name, *help, *member;
+	} gauges[] =
+		{
+			{"pool_pages_pinned", "Published pages that somebody reads", "pinned"},
+			{"pool_pages_filed", "Pages that a pool's file holds", "filed"},
+		},
+	  counters[] = {
+		  {"pool_hits", "Keys that were found", "hits"},
+		  {"pool_misses", "Keys that were asked for behind the last one found", "misses"},
+		  {"pool_seals", "Pages that were published", "seals"},
+		  {"pool_evictions", "Published pages that others needed", "evictions"},
+		  {"pool_file_writes", "Pages that were copied to a pool's file", "written"},
+		  {"pool_file_reads", "Pages that came back from it", "restored"},
+		  {"pool_file_failures", "Pages that could not be copied, or were not whole",
+		   "file_failures"},
+	  };
+	const cJSON *pool;
+
+	head(page, "pool_pages", "gauge",
+	     "Pages of pools by what they are; pinned ones are sealed");
+	cJSON_ArrayForEach(pool, pools)
+	{
+		for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+			print_pool_name(page, "pool_pages", pool);
+			(void)fprintf(page->out, ",state=\"%s\"} %.17g\n", states[i],
+				      number(pool, states[i]));
+		}
+	}
+	for (size_t i = 0; i < sizeof(gauges) / sizeof(gauges[0]); i++) {
+		head(page, gauges[i].name, "gauge", gauges[i].help);
+		cJSON_ArrayForEach(pool, pools)
+		{
+			print_pool_name(page, gauges[i].name, pool);
+			(void)fprintf(page->out, "} %.17g\n", number(pool, gauges[i].member));
+		}
+	}
+	for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++) {
+		head(page, counters[i].name, "counter", counters[i].help);
+		cJSON_ArrayForEach(pool, pools)
+		{
+			char name[64];
+
+			(void)snprintf(name, sizeof(name), "%s_total", counters[i].name);
+			print_pool_name(page, name, pool);
+			(void)fprintf(page->out, "} %.17g\n", number(pool, counters[i].member));
+		}
+	}
+}
+
 const char *metrics_type(enum metrics_format format)
 {
 	return format == METRICS_OPEN ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -356,7 +420,7 @@ const char *metrics_type(enum metrics_format format)
 
 char *metrics_text(const cJSON *status, enum metrics_format format)
 {
-	const cJSON *devices = find(status, "devices");
+	const cJSON *devices = metrics_find(status, "devices");
 	char *text = NULL;
 	size_t n;
 	int cut;
@@ -371,7 +435,8 @@ char *metrics_text(const cJSON *status, enum metrics_format format)
 	head(page, "degraded", "gauge", "1 when a device is out of order");
 	(void)fprintf(page->out, "fmhad_degraded %d\n",
 		      strcmp(text_of(status, "state"), "degraded") == 0);
-	print_front(page, find(status, "front"));
+	print_front(page, metrics_find(status, "front"));
+	print_pools(page, metrics_find(metrics_find(status, "front"), "pools"));
 	print_info(page, devices);
 	print_of_devices(page, devices);
 	print_quarantine(page, devices);

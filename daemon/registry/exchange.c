@@ -5,11 +5,11 @@
  *   {"format": "fmhad-registry", "version": 1, "device": "...",
  *    "environment": "...", "archs": [...],
  *    "sets": {"default": ["*"]}, "filter": "...",
- *    "kernels": [{"name": "...", "flags": ["loaded"], "priority": 1, "offered": true, "runs": 7,
+ *    "kernels": [{"name": "...", "flags": ["quarantined"], "priority": 1, "offered": true, "runs": 7,
  *                 "run_ns": 8, "tuned": [{"shape": "...", "splits": 0, "us": 9.5,
  *                                              "when": 1700000000}]}, ...],
  *    "statistics": {"kernels": 1, "families": {"fwd": 1}, "data_types": {...}, "pipelines": {...},
- *                   "states": {"compiled": 0, ...}}}
+ *                   "states": {"offered": 1, ...}}}
  *
  * A kernel has only the members that differ from the default. The statistics count what the list
  * holds, so they come last and the whole is written in one walk, a kernel a piece.
@@ -34,14 +34,12 @@ struct exporter {
 	int failed;      /* FMHA_ENOMEM, FMHA_EQUOTA */
 	uint64_t n_kernels;
 	uint64_t families[SPEC_N_FAMILIES], data_types[SPEC_N_DTYPES], pipelines[MAX_WORDS];
-	uint64_t states[5]; /* as state_words */
+	uint64_t n_quarantined, n_offered, n_tuned;
 };
-
-static const char *const state_words[] = {"compiled", "loaded", "quarantined", "offered", "tuned"};
 
 /* Bytes of users' strings that are not ASCII are escaped, each by itself, so that the document is valid
  * UTF-8 whatever they are. */
-static void put(struct exporter *e, const char *text, size_t n)
+static void exporter_put(struct exporter *e, const char *text, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		unsigned char c = (unsigned char)text[i];
@@ -66,7 +64,7 @@ static void put_json(struct exporter *e, cJSON *root, bool without_start, bool w
 	if (!text)
 		e->failed = FMHA_ENOMEM;
 	else
-		put(e, text + without_start, strlen(text) - without_start - without_end);
+		exporter_put(e, text + without_start, strlen(text) - without_start - without_end);
 	free(text);
 }
 
@@ -96,7 +94,7 @@ static void put_head(struct exporter *e, const char *filter)
 	}
 	pthread_mutex_unlock(&registry->mutex);
 	put_json(e, root, false, true);
-	put(e, ",\n\"kernels\":[", 13);
+	exporter_put(e, ",\n\"kernels\":[", 13);
 }
 
 struct own_times {
@@ -128,13 +126,12 @@ static void add_tuned(cJSON *item, struct registry *registry, const struct kerne
 static cJSON *kernel_json(struct registry *registry, const struct kernel_spec *spec,
 			  const char *name, const struct registry_info *info, bool all)
 {
-	cJSON *item = cJSON_CreateObject(), *flags;
+	cJSON *item = cJSON_CreateObject();
 
 	cJSON_AddStringToObject(item, "name", name);
-	flags = info->flags ? cJSON_AddArrayToObject(item, "flags") : NULL;
-	for (int i = 0; i < 3; i++)
-		if (info->flags & (1U << i))
-			cJSON_AddItemToArray(flags, cJSON_CreateString(state_words[i]));
+	if (info->quarantined)
+		cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "flags"),
+				     cJSON_CreateString("quarantined"));
 	if (info->priority)
 		cJSON_AddNumberToObject(item, "priority", info->priority);
 	if (!info->offered)
@@ -152,26 +149,26 @@ static int export_visit(void *owner, const struct kernel_spec *spec, const char 
 			const struct registry_info *info)
 {
 	struct exporter *e = owner;
-	bool known = info->flags || info->priority || info->n_runs || info->n_tuned;
+	bool known = info->quarantined || info->priority || info->n_runs || info->n_tuned;
 	char plain[SPEC_NAME_BYTES + 16];
 
 	if (e->known_only && !known)
 		return 0;
-	put(e, e->n_kernels ? ",\n" : "\n", e->n_kernels ? 2 : 1);
+	exporter_put(e, e->n_kernels ? ",\n" : "\n", e->n_kernels ? 2 : 1);
 	if (known || !info->offered) {
 		json_begin();
 		put_json(e, kernel_json(e->registry, spec, name, info, e->all), false, false);
 	} else { /* most of millions; a name has no escapes */
-		put(e, plain, (size_t)snprintf(plain, sizeof(plain), "{\"name\":\"%s\"}", name));
+		exporter_put(e, plain,
+			     (size_t)snprintf(plain, sizeof(plain), "{\"name\":\"%s\"}", name));
 	}
 	e->n_kernels++;
 	e->families[spec->signature.family]++;
 	e->data_types[spec->signature.data_type]++;
 	e->pipelines[spec->pipeline]++;
-	for (int i = 0; i < 3; i++)
-		e->states[i] += info->flags >> i & 1;
-	e->states[3] += info->offered;
-	e->states[4] += info->n_tuned > 0;
+	e->n_quarantined += info->quarantined;
+	e->n_offered += info->offered;
+	e->n_tuned += info->n_tuned > 0;
 	return e->failed;
 }
 
@@ -198,11 +195,12 @@ static void put_statistics(struct exporter *e)
 	add_counts(statistics, e, "data_types", SPEC_FIELD_data_type, e->data_types, SPEC_N_DTYPES);
 	add_counts(statistics, e, "pipelines", SPEC_FIELD_pipeline, e->pipelines, MAX_WORDS);
 	states = cJSON_AddObjectToObject(statistics, "states");
-	for (int i = 0; i < 5; i++)
-		cJSON_AddNumberToObject(states, state_words[i], (double)e->states[i]);
-	put(e, "],\n", 3);
+	cJSON_AddNumberToObject(states, "quarantined", (double)e->n_quarantined);
+	cJSON_AddNumberToObject(states, "offered", (double)e->n_offered);
+	cJSON_AddNumberToObject(states, "tuned", (double)e->n_tuned);
+	exporter_put(e, "],\n", 3);
 	put_json(e, root, true, false);
-	put(e, "\n", 1);
+	exporter_put(e, "\n", 1);
 }
 
 int registry_export(struct registry *registry, const char *filter, bool all, uint64_t most_bytes,

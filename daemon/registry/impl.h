@@ -13,13 +13,13 @@
 struct registry_entry {
 	struct kernel_spec spec;
 	uint64_t hash;
-	uint32_t flags;
+	bool quarantined;
 	int32_t priority;
 	uint64_t n_runs, run_ns;
 	uint32_t n_tuned; /* rows of the registry's times that are this kernel's */
 };
 
-/* Of one kernel, by the hash of its spec; others of the same place replace it. */
+/* A verdict on one kernel, by the hash of its spec; others of the same place replace it. */
 struct registry_verdict {
 	uint64_t hash; /* 0: none */
 	bool named;
@@ -59,18 +59,11 @@ struct registry {
 /* The caller holds the mutex. NULL: no state, or out of memory when @create. */
 struct registry_entry *registry_entry_find(struct registry *registry,
 					   const struct kernel_spec *spec, bool create);
-/* tuned.c; the caller holds the mutex. */
+/* The caller holds the mutex. */
 void registry_clear_results(struct registry *registry);
-/* An entry with the mutex held, on success; made if there is none. */
-int registry_entry_lock(struct registry *registry, const char *name,
-			struct registry_entry **ret_entry, struct fmha_error *err);
-/* The caller holds the mutex. @name: NULL to have it formatted when a set needs it. */
-void registry_fill_info(struct registry *registry, const struct kernel_spec *spec, const char *name,
-			struct registry_info *ret_info);
 
-/* sets.c; the caller holds the mutex. */
-void registry_sets_judge(struct registry *registry, const struct kernel_spec *spec,
-			 const char *name, struct registry_info *ret_info);
+/* The caller holds the mutex. Whether it names kernels by words of old names. */
+bool registry_is_old_pattern(const struct registry *registry, const char *pattern);
 bool registry_set_names(const struct registry *registry, struct registry_set *set,
 			const struct kernel_spec *spec, const char *name);
 void registry_set_deinit(struct registry_set *set);

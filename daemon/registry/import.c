@@ -13,13 +13,12 @@
 #include "impl.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <json/json.h>
 #include <proto/error.h>
 
-static int refuse(struct fmha_error *err, const char *field, const char *why)
+static int import_refuse(struct fmha_error *err, const char *field, const char *why)
 {
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
 }
@@ -57,9 +56,9 @@ static int judge_kernel(void *owner, const cJSON *item)
 	if (fault->code != FMHA_OK)
 		return 0;
 	if (!cJSON_IsObject(item))
-		(void)refuse(fault, "kernels", "one is not an object");
+		(void)import_refuse(fault, "kernels", "one is not an object");
 	else if (!*name)
-		(void)refuse(fault, "kernels", "one has no name");
+		(void)import_refuse(fault, "kernels", "one has no name");
 	else if (tuned)
 		(void)times_read(tuned, name, NULL, NULL, fault);
 	return 0;
@@ -103,9 +102,9 @@ static int check_head(const struct registry *registry, const cJSON *root, struct
 	const cJSON *version = member(root, "version");
 
 	if (strcmp(text_of(member(root, "format")), "fmhad-registry") != 0)
-		return refuse(err, "format", "not an exported registry");
+		return import_refuse(err, "format", "not an exported registry");
 	if (!cJSON_IsNumber(version) || version->valuedouble != 1)
-		return refuse(err, "version", "not 1");
+		return import_refuse(err, "version", "not 1");
 	if (strcmp(device, registry->device) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "device",
 					    "device: exported from '%.100s', this is '%s'", device,
@@ -115,26 +114,27 @@ static int check_head(const struct registry *registry, const cJSON *root, struct
 					    "archs: exported from '%.100s', this is '%s'", arch,
 					    registry_arch_name(registry, 0));
 	if (!cJSON_IsArray(member(root, "kernels")))
-		return refuse(err, "kernels", "not a list");
+		return import_refuse(err, "kernels", "not a list");
 	return 0;
 }
 
-static int judge(struct import *import, const char *json, size_t size, struct fmha_error *err)
+static int import_judge(struct import *import, const char *json, size_t size,
+			struct fmha_error *err)
 {
 	const char *environment = import->registry->environment;
 	cJSON *root;
 	int r = json_walk(json, size, "kernels", judge_kernel, import, &root);
 
 	if (r > 0)
-		r = refuse(err, "format", "not a JSON object");
+		r = import_refuse(err, "format", "not a JSON object");
 	else if (r < 0)
 		(void)fmha_error_set(err, r, "import: out of memory");
 	if (r == 0)
 		r = check_head(import->registry, root, err);
 	if (r == 0 && import->has_times &&
 	    (!*environment || strcmp(text_of(member(root, "environment")), environment) != 0))
-		r = refuse(err, "environment",
-			   "measured with another driver, compiler or other kernel sources");
+		r = import_refuse(err, "environment",
+				  "measured with another driver, compiler or other kernel sources");
 	if (r == 0 && import->fault.code != FMHA_OK) {
 		*err = import->fault;
 		r = err->code;
@@ -151,8 +151,8 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	int r;
 
 	if (size > REGISTRY_MAX_JSON)
-		return refuse(err, "size", "larger than 512 MiB");
-	r = judge(&import, json, size, err);
+		return import_refuse(err, "size", "larger than 512 MiB");
+	r = import_judge(&import, json, size, err);
 	if (r < 0)
 		return r;
 	r = json_walk(json, size, "kernels", merge_kernel, &import, &root);

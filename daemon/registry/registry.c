@@ -3,16 +3,138 @@
  * registry.c: spaces, states and lookups. The states live in a hash table keyed by the spec itself,
  * which is a flat value; a kernel without an entry is in its default state.
  */
-#include "impl.h"
-
-#include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <proto/error.h>
 #include <specs/filter.h>
 #include <specs/validate.h>
+
+#include "impl.h"
+
+/* ---- set ---- */
+
+/* A named kernel set, a list of wildcard patterns over canonical names: which kernels it names. */
+
+/*
+ * Does @text match @pattern, where * is any run of characters and ? any one? Linear in practice and
+ * never exponential: after a mismatch only the last * is retried, since an earlier one could not do
+ * better.
+ */
+static bool wildcard_match(const char *pattern, const char *text)
+{
+	const char *star = NULL, *retry = NULL;
+
+	while (*text) {
+		if (*pattern == '*') {
+			star = pattern++;
+			retry = text;
+		} else if (*pattern == *text || *pattern == '?') {
+			pattern++;
+			text++;
+		} else if (star) {
+			pattern = star + 1;
+			text = ++retry;
+		} else {
+			return false;
+		}
+	}
+	while (*pattern == '*')
+		pattern++;
+	return *pattern == '\0';
+}
+
+static bool is_named(const struct registry_set *set, const char *name)
+{
+	bool named = false;
+
+	for (size_t i = 0; i < set->n_patterns; i++) {
+		const char *pattern = set->patterns[i];
+		bool away = *pattern == '!';
+
+		if (named == away && wildcard_match(pattern + away, name))
+			named = !away;
+	}
+	return named;
+}
+
+bool registry_is_old_pattern(const struct registry *registry, const char *pattern)
+{
+	for (size_t i = 0; !registry->source && i < registry->n_archs; i++)
+		if (spec_is_old_pattern(registry->catalog, registry->archs[i], pattern))
+			return true;
+	return false;
+}
+
+/*
+ * Is an old name of the kernel in the set? A pattern that takes away only some of the names leaves the kernel:
+ * those that have words of old names do.
+ */
+static bool judge_old_names(const struct registry *registry, const struct registry_set *set,
+			    const struct kernel_spec *spec)
+{
+	char name[SPEC_NAME_BYTES];
+	bool named = false;
+
+	(void)spec_name_format(registry->catalog, spec, name);
+	for (size_t i = 0; i < set->n_patterns; i++) {
+		const char *pattern = set->patterns[i];
+
+		if (*pattern != '!')
+			named |= spec_old_names_match(registry->catalog, spec, pattern);
+		else if (!registry_is_old_pattern(registry, pattern))
+			named &= !wildcard_match(pattern + 1, name);
+	}
+	return named;
+}
+
+/* The answer is kept, since there may be a thousand patterns. */
+static bool names_by_old(const struct registry *registry, struct registry_set *set,
+			 const struct kernel_spec *spec)
+{
+	uint64_t hash = spec_hash(spec);
+	struct registry_verdict *verdict = &set->verdicts[hash % REGISTRY_VERDICTS];
+
+	if (verdict->hash != hash)
+		*verdict = (struct registry_verdict){hash, judge_old_names(registry, set, spec)};
+	return verdict->named;
+}
+
+bool registry_set_names(const struct registry *registry, struct registry_set *set,
+			const struct kernel_spec *spec, const char *name)
+{
+	return set->everything || is_named(set, name) ||
+	       (set->verdicts && names_by_old(registry, set, spec));
+}
+
+static void registry_sets_judge(struct registry *registry, const struct kernel_spec *spec,
+				const char *name, struct registry_info *ret_info)
+{
+	char text[SPEC_NAME_BYTES] = "";
+
+	for (size_t i = 0; i < registry->n_sets; i++) {
+		struct registry_set *set = &registry->sets[i];
+		bool is_default = strcmp(set->name, "default") == 0;
+
+		if (!set->everything && !name) {
+			(void)spec_name_format(registry->catalog, spec, text);
+			name = text;
+		}
+		if (!registry_set_names(registry, set, spec, name))
+			continue;
+		ret_info->offered = 1;
+		ret_info->preferred |= !is_default;
+	}
+}
+
+void registry_set_deinit(struct registry_set *set)
+{
+	for (size_t i = 0; i < set->n_patterns; i++)
+		free(set->patterns[i]);
+	free(set->patterns);
+	free(set->verdicts);
+	*set = (struct registry_set){0};
+}
 
 #define FIRST_TABLE_SIZE 64
 
@@ -29,56 +151,6 @@ void registry_device_archs(struct registry_device *device, const char *arch)
 		device->archs[device->n_archs++] = arch;
 	for (; i < n; i++)
 		device->archs[device->n_archs++] = levels[i];
-}
-
-int registry_new(const struct spec_catalog *catalog, const struct registry_device *device,
-		 struct registry **ret_registry, struct fmha_error *err)
-{
-	struct registry *registry = calloc(1, sizeof(*registry));
-	int r = 0;
-
-	if (!registry)
-		return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
-	registry->catalog = catalog;
-	pthread_mutex_init(&registry->mutex, NULL);
-	(void)snprintf(registry->device, sizeof(registry->device), "%s", device->name);
-	(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
-		       device->environment);
-	registry->source = device->source;
-	assert(device->n_archs <= REGISTRY_MAX_ARCHS);
-	for (size_t i = 0; i < device->n_archs; i++) {
-		int arch = spec_arch_find(catalog, device->archs[i]);
-
-		if (arch >= 0 && (device->source || spec_arch_model(catalog, arch)))
-			registry->archs[registry->n_archs++] = arch;
-	}
-	if (registry->n_archs == 0)
-		r = fmha_error_set_field(err, FMHA_ENOENT, "arch",
-					 "arch %s: there is none; `fmhactl archs` lists them",
-					 device->n_archs ? device->archs[0] : "(none)");
-	if (r == 0)
-		r = registry_load_set(registry, "default", "[\"*\"]", 5, NULL, err);
-	if (r < 0) {
-		registry_free(registry);
-		return r;
-	}
-	*ret_registry = registry;
-	return 0;
-}
-
-struct registry *registry_free(struct registry *registry)
-{
-	if (!registry)
-		return NULL;
-	registry_clear_results(registry);
-	for (size_t i = 0; i < registry->table_size; i++)
-		free(registry->table[i]);
-	free(registry->table);
-	for (size_t i = 0; i < registry->n_sets; i++)
-		registry_set_deinit(&registry->sets[i]);
-	pthread_mutex_destroy(&registry->mutex);
-	free(registry);
-	return NULL;
 }
 
 const struct spec_catalog *registry_catalog(const struct registry *registry)
@@ -109,7 +181,7 @@ static int count_one(void *owner, const struct kernel_spec *spec)
 static int each_kernel(const struct registry *registry, size_t arch, spec_visit visit, void *owner)
 {
 	if (registry->source)
-		return registry->source->each(registry->source, arch, NULL, visit, owner);
+		return registry->source->each(registry->source, arch, visit, owner);
 	return spec_own_each(registry->catalog, registry->archs[arch], NULL, visit, owner);
 }
 
@@ -183,14 +255,15 @@ struct registry_entry *registry_entry_find(struct registry *registry,
 	return entry;
 }
 
-void registry_fill_info(struct registry *registry, const struct kernel_spec *spec, const char *name,
-			struct registry_info *ret_info)
+/* The caller holds the mutex. @name: NULL to have it formatted when a set needs it. */
+static void registry_fill_info(struct registry *registry, const struct kernel_spec *spec,
+			       const char *name, struct registry_info *ret_info)
 {
 	const struct registry_entry *entry = registry_entry_find(registry, spec, false);
 
 	*ret_info = (struct registry_info){0};
 	if (entry) {
-		ret_info->flags = entry->flags;
+		ret_info->quarantined = entry->quarantined;
 		ret_info->priority = entry->priority;
 		ret_info->n_tuned = entry->n_tuned;
 		ret_info->n_runs = entry->n_runs;
@@ -243,8 +316,9 @@ int registry_find(struct registry *registry, const char *name, struct kernel_spe
 	return 0;
 }
 
-int registry_entry_lock(struct registry *registry, const char *name,
-			struct registry_entry **ret_entry, struct fmha_error *err)
+/* An entry with the mutex held, on success; made if there is none. */
+static int registry_entry_lock(struct registry *registry, const char *name,
+			       struct registry_entry **ret_entry, struct fmha_error *err)
 {
 	struct kernel_spec spec;
 	int r = registry_find(registry, name, &spec, NULL, err);
@@ -259,27 +333,26 @@ int registry_entry_lock(struct registry *registry, const char *name,
 	return fmha_error_set(err, FMHA_ENOMEM, "registry: out of memory");
 }
 
-int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
-		       struct fmha_error *err)
+int registry_quarantine(struct registry *registry, const char *name, struct fmha_error *err)
 {
 	struct registry_entry *entry;
 	int r = registry_entry_lock(registry, name, &entry, err);
 
 	if (r < 0)
 		return r;
-	entry->flags = (entry->flags | set) & ~clear;
-	registry->generation += ((set | clear) & REGISTRY_QUARANTINED) != 0;
+	entry->quarantined = true;
+	registry->generation++;
 	pthread_mutex_unlock(&registry->mutex);
 	return 0;
 }
 
-void registry_clear_flags(struct registry *registry, uint32_t flags)
+void registry_clear_quarantine(struct registry *registry)
 {
 	pthread_mutex_lock(&registry->mutex);
 	for (size_t i = 0; i < registry->table_size; i++)
 		if (registry->table[i])
-			registry->table[i]->flags &= ~flags;
-	registry->generation += (flags & REGISTRY_QUARANTINED) != 0;
+			registry->table[i]->quarantined = false;
+	registry->generation++;
 	pthread_mutex_unlock(&registry->mutex);
 }
 
@@ -334,61 +407,28 @@ static bool judge_signature(struct registry *registry, const struct kernel_signa
 	return plain;
 }
 
-size_t registry_head_dims(const struct registry *registry, size_t arch, enum spec_family family,
-			  enum spec_dtype dtype,
-			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS])
+int registry_arch(const struct registry *registry, size_t arch)
 {
-	if (registry->source)
-		return registry->source->head_dims(registry->source, arch, family, dtype,
-						   ret_pairs);
-	return spec_own_head_dims(registry->catalog, registry->archs[arch], family, ret_pairs);
+	return registry->archs[arch];
 }
 
-void registry_reduce(const struct registry *registry, size_t arch,
-		     struct kernel_signature *signature)
+int registry_candidates(struct registry *registry, size_t arch, const struct traits *traits,
+			struct spec_head_dims dims, registry_candidate each, void *owner)
 {
-	if (registry->source)
-		registry->source->reduce(registry->source, arch, signature);
-	else
-		spec_own_reduce(registry->catalog, registry->archs[arch], signature);
-}
-
-/* Candidates, each with its state. */
-struct candidates {
-	struct registry *registry;
-	bool is_plain; /* plain is the state of all */
-	struct registry_info plain;
-	registry_candidate each;
-	void *owner;
-};
-
-static int visit_candidate(void *owner, const struct kernel_spec *spec)
-{
-	const struct candidates *c = owner;
-	struct registry_info info = c->plain;
-
-	if (!c->is_plain)
-		registry_get_info(c->registry, spec, &info);
-	return c->each(c->owner, spec, &info);
-}
-
-int registry_candidates(struct registry *registry, size_t arch,
-			const struct kernel_signature *wanted, registry_candidate each, void *owner)
-{
-	struct candidates c = {.registry = registry, .each = each, .owner = owner};
 	struct kernel_spec specs[SPEC_MAX_CANDIDATES];
-	struct kernel_signature reduced = *wanted;
-	size_t n;
+	struct registry_info plain, info;
+	bool is_plain;
+	size_t n = spec_candidates(registry->catalog, registry->archs[arch], traits, dims, specs);
 	int r = 0;
 
-	registry_reduce(registry, arch, &reduced);
-	c.is_plain = judge_signature(registry, &reduced, &c.plain);
-	if (registry->source)
-		return registry->source->each(registry->source, arch, &reduced, visit_candidate,
-					      &c);
-	n = spec_candidates(registry->catalog, registry->archs[arch], wanted, specs);
-	for (size_t i = 0; i < n && r == 0; i++)
-		r = visit_candidate(&c, &specs[i]);
+	if (n == 0)
+		return 0;
+	is_plain = judge_signature(registry, &specs[0].signature, &plain);
+	for (size_t i = 0; i < n && r == 0; i++) {
+		if (!is_plain)
+			registry_get_info(registry, &specs[i], &info);
+		r = each(owner, &specs[i], is_plain ? &plain : &info);
+	}
 	return r;
 }
 
@@ -464,4 +504,114 @@ int registry_each(struct registry *registry, const char *filter_text, registry_v
 		r = each_kernel(registry, i, visit_kernel, &v);
 	spec_filter_free(filter);
 	return r == FMHA_ENOMEM ? fmha_error_set(err, r, "registry: out of memory") : r;
+}
+
+/* ---- tuned ---- */
+
+/*
+ * The registry's table of measured times, under the names of its own kernels. A row counts itself
+ * in its kernel's entry, and so tells whose it is without its name.
+ */
+
+static struct registry_entry *entry_of(const struct times_row *row)
+{
+	return (struct registry_entry *)((char *)row->n_of_kernel -
+					 offsetof(struct registry_entry, n_tuned));
+}
+
+int registry_set_tuned(struct registry *registry, const struct proto_measured *row,
+		       enum times_source source, struct fmha_error *err)
+{
+	struct proto_measured own = *row;
+	struct registry_entry *entry;
+	int r = registry_entry_lock(registry, row->kernel, &entry, err);
+
+	if (r < 0)
+		return r;
+	_Static_assert(sizeof(own.kernel) == SPEC_NAME_BYTES, "it holds any name");
+	(void)spec_name_format(registry->catalog, &entry->spec, own.kernel);
+	if (strcmp(own.kernel, row->kernel) != 0)
+		source = TIMES_TWIN;
+	r = times_add(&registry->times, &own, source, &entry->n_tuned, err);
+	registry->generation += r == 0;
+	pthread_mutex_unlock(&registry->mutex);
+	return r;
+}
+
+bool registry_get_tuned(struct registry *registry, const struct kernel_spec *spec,
+			const char *shape, int32_t n_splits, double *ret_us)
+{
+	char name[SPEC_NAME_BYTES];
+	double us;
+
+	(void)spec_name_format(registry->catalog, spec, name);
+	pthread_mutex_lock(&registry->mutex);
+	us = times_us(&registry->times, name, shape, n_splits);
+	pthread_mutex_unlock(&registry->mutex);
+	if (us > 0)
+		*ret_us = us;
+	return us > 0;
+}
+
+struct fastest {
+	struct registry_measured *list;
+	size_t n, most;
+};
+
+/* In order, and no more than there is room for: then the slowest goes. */
+static int insert(void *owner, const struct times_row *row)
+{
+	struct fastest *fastest = owner;
+	struct registry_measured *list = fastest->list;
+	size_t i = fastest->n;
+
+	if (i == fastest->most && (i == 0 || list[i - 1].us <= row->us))
+		return 0;
+	if (i == fastest->most)
+		i--;
+	else
+		fastest->n++;
+	for (; i > 0 && list[i - 1].us > row->us; i--)
+		list[i] = list[i - 1];
+	list[i] = (struct registry_measured){
+		.spec = entry_of(row)->spec, .n_splits = row->n_splits, .us = row->us};
+	return 0;
+}
+
+size_t registry_measured_at(struct registry *registry, const char *shape,
+			    struct registry_measured *ret_measured, size_t most)
+{
+	struct fastest fastest = {.list = ret_measured, .most = most};
+
+	pthread_mutex_lock(&registry->mutex);
+	if (registry->times.n > 0)
+		(void)times_each(&registry->times, shape, insert, &fastest);
+	pthread_mutex_unlock(&registry->mutex);
+	return fastest.n;
+}
+
+bool registry_has_measured(struct registry *registry)
+{
+	bool has;
+
+	pthread_mutex_lock(&registry->mutex);
+	has = registry->times.n > 0;
+	pthread_mutex_unlock(&registry->mutex);
+	return has;
+}
+
+uint64_t registry_generation(struct registry *registry)
+{
+	uint64_t generation;
+
+	pthread_mutex_lock(&registry->mutex);
+	generation = registry->generation;
+	pthread_mutex_unlock(&registry->mutex);
+	return generation;
+}
+
+void registry_clear_results(struct registry *registry)
+{
+	times_clear(&registry->times);
+	registry->generation++;
 }

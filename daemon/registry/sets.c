@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* sets.c: named kernel sets, lists of wildcard patterns over canonical names. */
+/* sets.c: sets as they are loaded and unloaded: what patterns name, and what they are said to lack. */
 #include "impl.h"
 
 #include <stdio.h>
@@ -8,126 +8,6 @@
 
 #include <json/json.h>
 #include <proto/error.h>
-
-/*
- * Does @text match @pattern, where * is any run of characters and ? any one? Linear in practice and
- * never exponential: after a mismatch only the last * is retried, since an earlier one could not do
- * better.
- */
-static bool wildcard_match(const char *pattern, const char *text)
-{
-	const char *star = NULL, *retry = NULL;
-
-	while (*text) {
-		if (*pattern == '*') {
-			star = pattern++;
-			retry = text;
-		} else if (*pattern == *text || *pattern == '?') {
-			pattern++;
-			text++;
-		} else if (star) {
-			pattern = star + 1;
-			text = ++retry;
-		} else {
-			return false;
-		}
-	}
-	while (*pattern == '*')
-		pattern++;
-	return *pattern == '\0';
-}
-
-static bool is_named(const struct registry_set *set, const char *name)
-{
-	bool named = false;
-
-	for (size_t i = 0; i < set->n_patterns; i++) {
-		const char *pattern = set->patterns[i];
-		bool away = *pattern == '!';
-
-		if (named == away && wildcard_match(pattern + away, name))
-			named = !away;
-	}
-	return named;
-}
-
-static bool is_old(const struct registry *registry, const char *pattern)
-{
-	for (size_t i = 0; !registry->source && i < registry->n_archs; i++)
-		if (spec_is_old_pattern(registry->catalog, registry->archs[i], pattern))
-			return true;
-	return false;
-}
-
-/*
- * Is an old name of the kernel in the set? A pattern that takes away only some of the names leaves the kernel:
- * those that have words of old names do.
- */
-static bool judge_old_names(const struct registry *registry, const struct registry_set *set,
-			    const struct kernel_spec *spec)
-{
-	char name[SPEC_NAME_BYTES];
-	bool named = false;
-
-	(void)spec_name_format(registry->catalog, spec, name);
-	for (size_t i = 0; i < set->n_patterns; i++) {
-		const char *pattern = set->patterns[i];
-
-		if (*pattern != '!')
-			named |= spec_old_names_match(registry->catalog, spec, pattern);
-		else if (!is_old(registry, pattern))
-			named &= !wildcard_match(pattern + 1, name);
-	}
-	return named;
-}
-
-/* The answer is kept, since there may be a thousand patterns. */
-static bool names_by_old(const struct registry *registry, struct registry_set *set,
-			 const struct kernel_spec *spec)
-{
-	uint64_t hash = spec_hash(spec);
-	struct registry_verdict *verdict = &set->verdicts[hash % REGISTRY_VERDICTS];
-
-	if (verdict->hash != hash)
-		*verdict = (struct registry_verdict){hash, judge_old_names(registry, set, spec)};
-	return verdict->named;
-}
-
-bool registry_set_names(const struct registry *registry, struct registry_set *set,
-			const struct kernel_spec *spec, const char *name)
-{
-	return set->everything || is_named(set, name) ||
-	       (set->verdicts && names_by_old(registry, set, spec));
-}
-
-void registry_sets_judge(struct registry *registry, const struct kernel_spec *spec,
-			 const char *name, struct registry_info *ret_info)
-{
-	char text[SPEC_NAME_BYTES] = "";
-
-	for (size_t i = 0; i < registry->n_sets; i++) {
-		struct registry_set *set = &registry->sets[i];
-		bool is_default = strcmp(set->name, "default") == 0;
-
-		if (!set->everything && !name) {
-			(void)spec_name_format(registry->catalog, spec, text);
-			name = text;
-		}
-		if (!registry_set_names(registry, set, spec, name))
-			continue;
-		ret_info->offered = 1;
-		ret_info->preferred |= !is_default;
-	}
-}
-
-void registry_set_deinit(struct registry_set *set)
-{
-	for (size_t i = 0; i < set->n_patterns; i++)
-		free(set->patterns[i]);
-	free(set->patterns);
-	free(set->verdicts);
-	*set = (struct registry_set){0};
-}
 
 static int broken(struct fmha_error *err, const char *name, const char *why)
 {
@@ -179,7 +59,7 @@ static int find_old_patterns(const struct registry *registry, struct registry_se
 	bool old = false;
 
 	for (size_t i = 0; i < set->n_patterns; i++)
-		old |= is_old(registry, set->patterns[i]);
+		old |= registry_is_old_pattern(registry, set->patterns[i]);
 	set->verdicts = old ? calloc(REGISTRY_VERDICTS, sizeof(*set->verdicts)) : NULL;
 	return old && !set->verdicts ? fmha_error_set(err, FMHA_ENOMEM, "set: out of memory") : 0;
 }

@@ -2,7 +2,6 @@
 #include <times/times.h>
 
 #include <fnmatch.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -38,8 +37,8 @@ static size_t slot_of(const char *shape)
 	return hash_shape(shape) % TIMES_SLOTS;
 }
 
-static struct times_row *find(const struct times *times, const char *kernel, const char *shape,
-			      int32_t n_splits)
+static struct times_row *times_find(const struct times *times, const char *kernel,
+				    const char *shape, int32_t n_splits)
 {
 	uint64_t hash = hash_row(kernel, shape, n_splits);
 	struct times_row *row = times->slots[slot_of(shape)];
@@ -52,7 +51,7 @@ static struct times_row *find(const struct times *times, const char *kernel, con
 
 double times_us(const struct times *times, const char *kernel, const char *shape, int32_t n_splits)
 {
-	const struct times_row *row = find(times, kernel, shape, n_splits);
+	const struct times_row *row = times_find(times, kernel, shape, n_splits);
 
 	return row ? row->us : 0;
 }
@@ -70,7 +69,7 @@ int times_each(const struct times *times, const char *shape, times_visit visit, 
 }
 
 /* @at: what points to the row. */
-static void drop(struct times *times, struct times_row **at)
+static void times_drop(struct times *times, struct times_row **at)
 {
 	struct times_row *row = *at;
 
@@ -94,7 +93,7 @@ uint64_t times_forget(struct times *times, const char *pattern, const char *shap
 	for (size_t i = 0; i < TIMES_SLOTS; i++)
 		for (struct times_row **at = &times->slots[i]; *at;)
 			if (matches(*at, pattern, shape))
-				drop(times, at);
+				times_drop(times, at);
 			else
 				at = &(*at)->next;
 	return before - times->n;
@@ -104,7 +103,7 @@ void times_clear(struct times *times)
 {
 	for (size_t i = 0; i < TIMES_SLOTS; i++)
 		while (times->slots[i])
-			drop(times, &times->slots[i]);
+			times_drop(times, &times->slots[i]);
 }
 
 static void drop_oldest(struct times *times)
@@ -117,24 +116,24 @@ static void drop_oldest(struct times *times)
 			if (!oldest ||
 			    clamp_past((*at)->when_s, now_s) < clamp_past((*oldest)->when_s, now_s))
 				oldest = at;
-	drop(times, oldest);
+	times_drop(times, oldest);
 }
 
-static int refuse(struct fmha_error *err, const char *field, const char *why)
+static int times_refuse(struct fmha_error *err, const char *field, const char *why)
 {
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
 }
 
-static int check(const struct proto_measured *row, struct fmha_error *err)
+static int times_check(const struct proto_measured *row, struct fmha_error *err)
 {
 	if (!*row->kernel)
-		return refuse(err, "kernel", "is empty");
+		return times_refuse(err, "kernel", "is empty");
 	if (!*row->shape)
-		return refuse(err, "shape", "is empty");
+		return times_refuse(err, "shape", "is empty");
 	if (row->n_splits < 0)
-		return refuse(err, "splits", "not a number of splits");
+		return times_refuse(err, "splits", "not a number of splits");
 	if (!(row->us > 0 && row->us < MOST_US))
-		return refuse(err, "us", "not a duration");
+		return times_refuse(err, "us", "not a duration");
 	return 0;
 }
 
@@ -193,11 +192,11 @@ int times_add(struct times *times, const struct proto_measured *row, enum times_
 	      uint32_t *n_of_kernel, struct fmha_error *err)
 {
 	struct times_row *known;
-	int r = check(row, err);
+	int r = times_check(row, err);
 
 	if (r < 0)
 		return r;
-	known = find(times, row->kernel, row->shape, row->n_splits);
+	known = times_find(times, row->kernel, row->shape, row->n_splits);
 	if (known && !gives_way(known, row, source))
 		return 1;
 	if (!known)
@@ -258,25 +257,25 @@ static const cJSON *member(const cJSON *item, const char *name)
 	return cJSON_GetObjectItemCaseSensitive(item, name);
 }
 
-static int read_row(const cJSON *item, const char *kernel, struct proto_measured *ret_row,
-		    struct fmha_error *err)
+static int times_read_row(const cJSON *item, const char *kernel, struct proto_measured *ret_row,
+			  struct fmha_error *err)
 {
 	const cJSON *us = member(item, "us"), *splits = member(item, "splits");
 	const cJSON *when = member(item, "when");
 
 	if (!copy(kernel ? kernel : cJSON_GetStringValue(member(item, "kernel")), ret_row->kernel,
 		  sizeof(ret_row->kernel)))
-		return refuse(err, "kernel", "missing or too long");
+		return times_refuse(err, "kernel", "missing or too long");
 	if (!copy(cJSON_GetStringValue(member(item, "shape")), ret_row->shape,
 		  sizeof(ret_row->shape)))
-		return refuse(err, "shape", "missing or too long");
+		return times_refuse(err, "shape", "missing or too long");
 	if ((splits && !cJSON_IsNumber(splits)) || (when && !cJSON_IsNumber(when)))
-		return refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
-			      "not a number");
+		return times_refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
+				    "not a number");
 	ret_row->us = cJSON_IsNumber(us) ? us->valuedouble : 0;
 	ret_row->n_splits = splits ? splits->valueint : 0;
 	ret_row->when_s = when ? clamp_u64(when->valuedouble) : 0;
-	return check(ret_row, err);
+	return times_check(ret_row, err);
 }
 
 int times_read(const cJSON *list, const char *kernel, times_take take, void *owner,
@@ -284,17 +283,18 @@ int times_read(const cJSON *list, const char *kernel, times_take take, void *own
 {
 	struct proto_measured row = {0};
 	const cJSON *item;
-	int r = cJSON_IsArray(list) ? 0 : refuse(err, kernel ? "tuned" : "results", "not a list");
+	int r = cJSON_IsArray(list) ? 0
+				    : times_refuse(err, kernel ? "tuned" : "results", "not a list");
 
 	cJSON_ArrayForEach(item, list)
 	{
-		r = r < 0 ? r : read_row(item, kernel, &row, err);
+		r = r < 0 ? r : times_read_row(item, kernel, &row, err);
 	}
 	cJSON_ArrayForEach(item, list)
 	{
 		if (!take || r < 0)
 			break;
-		r = read_row(item, kernel, &row, err);
+		r = times_read_row(item, kernel, &row, err);
 		r = r < 0 ? r : take(owner, &row, err);
 	}
 	return r < 0 ? r : 0;

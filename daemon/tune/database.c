@@ -251,7 +251,8 @@ size_t tune_database_quarantine(const struct tune_database *database,
 /* ---- writing ---- */
 
 /* With the first words of the identity. */
-static cJSON *begin(const char *format, const struct tune_database *database, size_t n_words)
+static cJSON *database_begin(const char *format, const struct tune_database *database,
+			     size_t n_words)
 {
 	cJSON *root;
 
@@ -266,7 +267,7 @@ static cJSON *begin(const char *format, const struct tune_database *database, si
 
 char *tune_database_results_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-tuned", database, N_WORDS);
+	cJSON *root = database_begin("fmhad-tuned", database, N_WORDS);
 
 	times_write_all(root, &database->times, true);
 	return json_end(root, false);
@@ -283,7 +284,7 @@ static void add_settings(cJSON *root, const struct tune_database *database)
 
 char *tune_database_settings_text(const struct tune_database *database)
 {
-	cJSON *root = begin("fmhad-settings", database, 1), *list;
+	cJSON *root = database_begin("fmhad-settings", database, 1), *list;
 
 	add_settings(root, database);
 	list = cJSON_AddArrayToObject(root, "quarantine");
@@ -317,7 +318,7 @@ cJSON *tune_database_worker_json(const struct tune_database *database)
 
 /* ---- reading ---- */
 
-static int refuse(struct fmha_error *err, const char *field, const char *why)
+static int database_refuse(struct fmha_error *err, const char *field, const char *why)
 {
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
 }
@@ -334,8 +335,9 @@ static int check_word(const cJSON *root, const char *field, const char *want,
 }
 
 /* @ret_root: given on success. */
-static int parse(const struct tune_database *database, const char *text, size_t size,
-		 const char *format, size_t n_words, cJSON **ret_root, struct fmha_error *err)
+static int database_parse(const struct tune_database *database, const char *text, size_t size,
+			  const char *format, size_t n_words, cJSON **ret_root,
+			  struct fmha_error *err)
 {
 	const char *rest = NULL;
 	cJSON *root = NULL;
@@ -346,14 +348,14 @@ static int parse(const struct tune_database *database, const char *text, size_t 
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
-			r = refuse(err, "format", "something follows the document");
+			r = database_refuse(err, "format", "something follows the document");
 	if (r == 0 && !cJSON_IsObject(root))
-		r = refuse(err, "format", "not a JSON object");
+		r = database_refuse(err, "format", "not a JSON object");
 	if (r == 0)
 		r = check_word(root, "format", format, err);
 	version = cJSON_GetObjectItemCaseSensitive(root, "version");
 	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
-		r = refuse(err, "version", "not 1: of another fmhad");
+		r = database_refuse(err, "version", "not 1: of another fmhad");
 	for (size_t i = 0; i < n_words && r == 0; i++)
 		r = check_word(root, words[i].name, word_of(&database->identity, i), err);
 	if (r < 0)
@@ -369,7 +371,7 @@ static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
 	const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, field));
 
 	if (!text || strlen(text) >= n)
-		return refuse(err, field, "missing or too long");
+		return database_refuse(err, field, "missing or too long");
 	(void)snprintf(to, n, "%s", text);
 	return 0;
 }
@@ -380,7 +382,7 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 	const cJSON *number = cJSON_GetObjectItemCaseSensitive(item, field);
 
 	if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble < 1e15))
-		return refuse(err, field, "not a number");
+		return database_refuse(err, field, "not a number");
 	*ret_value = number->valuedouble;
 	return 0;
 }
@@ -420,7 +422,7 @@ int tune_database_read_results(struct tune_database *database, const char *text,
 {
 	struct adding adding = {database, own ? TIMES_OWN : TIMES_SYSTEM, 0};
 	cJSON *root;
-	int r = parse(database, text, size, "fmhad-tuned", N_WORDS, &root, err);
+	int r = database_parse(database, text, size, "fmhad-tuned", N_WORDS, &root, err);
 
 	if (r < 0)
 		return r;
@@ -458,18 +460,18 @@ static int check_settings(const cJSON *root, struct fmha_error *err)
 	const cJSON *priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
 
 	if (!cJSON_IsObject(sets) || cJSON_GetArraySize(sets) > TUNE_MAX_SETS)
-		return refuse(err, "sets", "not an object of at most 16");
+		return database_refuse(err, "sets", "not an object of at most 16");
 	cJSON_ArrayForEach(item, sets)
 	{
 		if (!is_list_of_strings(item))
-			return refuse(err, "sets", "one is not a list of patterns");
+			return database_refuse(err, "sets", "one is not a list of patterns");
 	}
 	if (!cJSON_IsObject(priorities) || cJSON_GetArraySize(priorities) > TUNE_MAX_PRIORITIES)
-		return refuse(err, "priorities", "not an object of at most 4096");
+		return database_refuse(err, "priorities", "not an object of at most 4096");
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (!cJSON_IsNumber(item))
-			return refuse(err, "priorities", "one is not a number");
+			return database_refuse(err, "priorities", "one is not a number");
 	}
 	return 0;
 }
@@ -483,7 +485,7 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 	int r = entries ? 0 : fmha_error_set(err, FMHA_ENOMEM, "quarantine: out of memory");
 
 	if (r == 0 && !cJSON_IsArray(list))
-		r = refuse(err, "quarantine", "not a list");
+		r = database_refuse(err, "quarantine", "not a list");
 	cJSON_ArrayForEach(item, list)
 	{
 		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
@@ -541,7 +543,7 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 				struct fmha_error *err)
 {
 	cJSON *root;
-	int r = parse(database, text, size, "fmhad-settings", 1, &root, err);
+	int r = database_parse(database, text, size, "fmhad-settings", 1, &root, err);
 
 	if (r < 0)
 		return r;

@@ -100,8 +100,8 @@ static int open_directory(const char *path, bool own, struct fmha_error *err)
 }
 
 /* Return: 0 and a text (given), MISSING, or FMHA_E*. */
-static int read_file(int dir, const char *name, char **ret_text, size_t *ret_size,
-		     struct fmha_error *err)
+static int store_read_file(int dir, const char *name, char **ret_text, size_t *ret_size,
+			   struct fmha_error *err)
 {
 	_cleanup_(closep) int fd = files_open_beneath(dir, name, O_RDONLY | O_NONBLOCK, 0);
 	_cleanup_(freep) char *text = NULL;
@@ -128,13 +128,13 @@ static int read_file(int dir, const char *name, char **ret_text, size_t *ret_siz
 }
 
 /* Return: whether it may be written over. @reason: why not, or "". */
-static bool load(int dir, const char *path, const char *name, bool settings, bool own,
-		 struct tune_database *database, char reason[256])
+static bool store_load(int dir, const char *path, const char *name, bool settings, bool own,
+		       struct tune_database *database, char reason[256])
 {
 	_cleanup_(freep) char *text = NULL;
 	struct fmha_error err;
 	size_t size = 0;
-	int r = read_file(dir, name, &text, &size, &err);
+	int r = store_read_file(dir, name, &text, &size, &err);
 
 	if (r == MISSING)
 		return true;
@@ -251,8 +251,8 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 		if (dir < 0) {
 			(void)snprintf(report->system, sizeof(report->system), "%.250s", err.msg);
 		} else {
-			(void)load(dir, store->system, results, false, false, database,
-				   report->system);
+			(void)store_load(dir, store->system, results, false, false, database,
+					 report->system);
 			(void)close(dir);
 		}
 	}
@@ -268,10 +268,10 @@ void tune_store_load(struct tune_store *store, struct tune_database *database,
 		(void)snprintf(report->results, sizeof(report->results), "%.250s", err.msg);
 		return;
 	}
-	report->results_readable = load(dir, store->directory, results, false, true, database,
-					report->results);
-	report->settings_readable = load(dir, store->directory, settings, true, true, database,
-					 report->settings);
+	report->results_readable = store_load(dir, store->directory, results, false, true, database,
+					      report->results);
+	report->settings_readable = store_load(dir, store->directory, settings, true, true,
+					       database, report->settings);
 	report->n_stale = count_stale(dir, identity);
 	(void)close(dir);
 }

@@ -227,9 +227,3 @@ uint32_t census_list(const struct census *census, uint32_t uid, bool all,
 		qsort(ret_entries, n, sizeof(*ret_entries), compare_entries);
 	return n;
 }
-
-void census_deinit(struct census *census)
-{
-	for (uint32_t i = 0; i < CENSUS_SHAPES; i++)
-		free(census->entries[i]);
-}

@@ -57,17 +57,16 @@ const struct census_entry *census_get(const struct census *census,
 				      const struct census_handle *handle);
 /* NULL: it has been dropped, or never was. */
 struct census_entry *census_find(struct census *census, uint32_t uid, const char *shape);
-/* Of whomever. */
+/* Finds a shape's entry, of whomever. */
 struct census_entry *census_any(struct census *census, const char *shape);
 /* All entries are to be measured again: kernels have come or gone. */
 void census_unsettle(struct census *census);
-/* What is to be measured next: of the users whose shapes are not settled the one after @*uid, and of
+/* Finds what is to be measured next: of the users whose shapes are not settled the one after @*uid, and of
  * that user's the one that took most time. NULL: nothing. */
 struct census_entry *census_next(struct census *census, uint32_t *uid);
 /* The shapes of @uid, or (@all) of everybody, what took most time first. Entries stay where they are until
- * census_deinit(), but may become another shape's: their generation tells. Return: how many. */
+ * the process's end, but may become another shape's: their generation tells. Return: how many. */
 uint32_t census_list(const struct census *census, uint32_t uid, bool all,
 		     const struct census_entry *ret_entries[CENSUS_SHAPES]);
-void census_deinit(struct census *census);
 
 #endif

@@ -50,7 +50,7 @@ static bool must_wait(struct offloads *offloads, const struct offload *offload)
 }
 
 /* With the lock held: the first offload that may run now, taken; NULL: none. */
-static struct offload *take(struct offload_thread *thread)
+static struct offload *offload_take(struct offload_thread *thread)
 {
 	struct offloads *offloads = thread->offloads;
 
@@ -80,7 +80,7 @@ static bool look_for_more(struct offloads *offloads)
 }
 
 /* With the lock held, which it gives up meanwhile. Return: false: the offload was given up. */
-static bool run(struct offload_thread *thread, struct offload *offload)
+static bool offload_run(struct offload_thread *thread, struct offload *offload)
 {
 	struct offloads *offloads = thread->offloads;
 	bool first;
@@ -112,8 +112,8 @@ static void *offload_thread(void *argument)
 	device_enter_thread(offloads->device);
 	(void)pthread_mutex_lock(&offloads->lock);
 	for (;;) {
-		offload = take(thread);
-		if (offload && !run(thread, offload))
+		offload = offload_take(thread);
+		if (offload && !offload_run(thread, offload))
 			break;
 		if (offload) {
 			(void)pthread_mutex_unlock(&offloads->lock);
@@ -159,7 +159,7 @@ static int add_thread(struct offloads *offloads)
 	return 0;
 }
 
-static void settle(struct offloads *offloads)
+static void offload_settle(struct offloads *offloads)
 {
 	if (--offloads->n_pending == 0)
 		uv_timer_stop(&offloads->timer);
@@ -179,7 +179,7 @@ static void collect(struct offloads *offloads)
 	while ((node = list_pop(&ended))) {
 		struct offload *offload = container_of(node, struct offload, in_offloads);
 
-		settle(offloads);
+		offload_settle(offloads);
 		before = doing_begin_word(offloads->doing, offload->doing);
 		offload->done(offload);
 		doing_end(offloads->doing, before);
@@ -191,7 +191,7 @@ static void on_ended(uv_async_t *async)
 	collect(container_of(async, struct offloads, ended_async));
 }
 
-static bool look(struct spin *spin)
+static bool offload_look(struct spin *spin)
 {
 	struct offloads *offloads = container_of(spin, struct offloads, spin);
 	bool found = atomic_load_explicit(&offloads->n_ended, memory_order_relaxed) > 0;
@@ -238,7 +238,7 @@ static struct offload_thread *give_up_one(struct offloads *offloads, uint64_t no
 	return NULL;
 }
 
-static void on_timer(uv_timer_t *timer)
+static void offload_on_timer(uv_timer_t *timer)
 {
 	struct offloads *offloads = container_of(timer, struct offloads, timer);
 	struct offload_thread *thread;
@@ -246,7 +246,7 @@ static void on_timer(uv_timer_t *timer)
 	(void)pthread_mutex_lock(&offloads->lock);
 	while ((thread = give_up_one(offloads, clock_ns()))) {
 		(void)pthread_mutex_unlock(&offloads->lock);
-		settle(offloads);
+		offload_settle(offloads);
 		if (thread->offload->late)
 			thread->offload->late(thread->offload);
 		(void)pthread_mutex_lock(&offloads->lock);
@@ -308,12 +308,20 @@ int offload_start(struct offloads *offloads, struct offload *offload, struct fmh
 	if (r < 0)
 		return r;
 	if (offloads->n_pending++ == 0)
-		uv_timer_start(&offloads->timer, on_timer, LOOK_MS, LOOK_MS);
+		uv_timer_start(&offloads->timer, offload_on_timer, LOOK_MS, LOOK_MS);
 	if (look_for_it) {
 		offloads->look_until_ns = clock_ns() + offloads->spin_ns;
 		spin_start(&offloads->spin);
 	}
 	return 0;
+}
+
+void offload_start_or_run(struct offloads *offloads, struct offload *offload)
+{
+	if (offload_start(offloads, offload, NULL) == 0)
+		return;
+	offload->run(offload);
+	offload->done(offload);
 }
 
 int offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *device,
@@ -323,7 +331,7 @@ int offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *dev
 
 	*offloads = (struct offloads){
 		.device = device,
-		.spin = {.look = look, .goes_on = goes_on, .on_end = on_spin_end}};
+		.spin = {.look = offload_look, .goes_on = goes_on, .on_end = on_spin_end}};
 	if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
 		offloads->spin_ns = spin_us * 1000;
 	list_init(&offloads->queued);

@@ -76,8 +76,10 @@ int offloads_open(struct offloads *offloads, uv_loop_t *loop, struct device *dev
 /* Loop thread. Return: 0 (done() or late() comes), FMHA_EBUSY: too many calls have not come back,
  * of all or, for an urgent one, of its user's; FMHA_ENOMEM. */
 int offload_start(struct offloads *offloads, struct offload *offload, struct fmha_error *err);
+/* The same of what has to be done in any case: run() and done() here and now when it cannot start. */
+void offload_start_or_run(struct offloads *offloads, struct offload *offload);
 
-/* What the calling thread does and for whom; 0: nothing, or it is not one of these. Safe in a signal
+/* The word (doing.h) for what the calling thread does and for whom; 0: nothing, or it is not one of these. Safe in a signal
  * handler. */
 uint64_t offload_doing(void);
 

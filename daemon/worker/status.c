@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* status.c: what a worker tells about itself. The front adds it to its own answer. */
-#include "request.h"
+#include "run/request.h"
 #include "tuner.h"
 #include "worker.h"
 
@@ -31,7 +31,8 @@ static uint64_t session_running_ns(const struct session *session, uint64_t now)
 /* Of what it runs, or else of what it ran last; left alone if there is neither. */
 static void latest_shape(const struct session *session, char shape[PLAN_SHAPE_BYTES])
 {
-	const struct census_entry *entry = census_get(&session->worker->census, &session->census);
+	const struct census_entry *entry = census_get(&session->worker->plans.census,
+						      &session->census);
 
 	if (!list_is_empty(&session->running))
 		plan_shape(&container_of(session->running.next, struct request, in_session)
@@ -45,8 +46,8 @@ static void add_families(cJSON *root, const struct worker *worker)
 {
 	cJSON *list = cJSON_AddArrayToObject(root, "families");
 
-	for (int i = 0; i < WORKER_FAMILIES && worker->families[i].name[0]; i++) {
-		const struct family_work *family = &worker->families[i];
+	for (int i = 0; i < WORKER_FAMILIES && worker->runs.families[i].name[0]; i++) {
+		const struct family_work *family = &worker->runs.families[i];
 		cJSON *item = cJSON_CreateObject();
 
 		cJSON_AddStringToObject(item, "family", family->name);
@@ -66,7 +67,23 @@ static void add_plans(cJSON *root, const struct worker *worker)
 
 	for (int i = 0; i < PLAN_N_BASES; i++)
 		cJSON_AddNumberToObject(object, plan_basis_name((enum plan_basis)i),
-					(double)worker->n_plans_by[i]);
+					(double)worker->plans.n_by[i]);
+}
+
+/* How a GPU's memory gets to other processes, the preferred way first. */
+static cJSON *sharing_json(const struct device_info *info)
+{
+	cJSON *root = cJSON_CreateObject(), *by = cJSON_AddArrayToObject(root, "by");
+
+	if (info->descriptors)
+		cJSON_AddItemToArray(by, cJSON_CreateString("descriptors"));
+	if (info->handles)
+		cJSON_AddItemToArray(by, cJSON_CreateString("IPC handles"));
+	if (info->no_descriptors[0])
+		cJSON_AddStringToObject(root, "no_descriptors", info->no_descriptors);
+	if (info->no_handles[0])
+		cJSON_AddStringToObject(root, "no_handles", info->no_handles);
+	return root;
 }
 
 /* All but the sessions. @running_ns: of all of them. Given; NULL: out of memory. */
@@ -89,29 +106,31 @@ static char *rest_json(struct worker *worker, uint64_t running_ns)
 	}
 	if (info->no_fences[0])
 		cJSON_AddStringToObject(root, "no_fences", info->no_fences);
+	if (info->descriptors || info->handles || info->no_handles[0])
+		cJSON_AddItemToObject(root, "sharing", sharing_json(info));
 	item = cJSON_AddObjectToObject(root, "memory");
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
 	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
 	item = cJSON_AddObjectToObject(root, "code");
-	cJSON_AddNumberToObject(item, "kernels", (double)worker->codes.n);
-	cJSON_AddNumberToObject(item, "bytes", (double)worker->codes.bytes);
+	cJSON_AddNumberToObject(item, "kernels", (double)worker->plans.codes.n);
+	cJSON_AddNumberToObject(item, "bytes", (double)worker->plans.codes.bytes);
 	cJSON_AddNumberToObject(item, "idle", device_count_idle(worker->device));
-	cJSON_AddNumberToObject(item, "unloaded", (double)worker->codes.n_dropped);
+	cJSON_AddNumberToObject(item, "unloaded", (double)worker->plans.codes.n_dropped);
 	item = cJSON_AddObjectToObject(root, "runs");
-	cJSON_AddNumberToObject(item, "pending", worker->n_pending);
+	cJSON_AddNumberToObject(item, "pending", worker->runs.n_pending);
 	cJSON_AddNumberToObject(item, "running_ns", (double)running_ns);
-	cJSON_AddNumberToObject(item, "done", (double)worker->n_runs);
-	cJSON_AddNumberToObject(item, "failed", (double)worker->n_failed);
-	cJSON_AddNumberToObject(item, "cancelled", (double)worker->n_cancelled);
+	cJSON_AddNumberToObject(item, "done", (double)worker->runs.n);
+	cJSON_AddNumberToObject(item, "failed", (double)worker->runs.n_failed);
+	cJSON_AddNumberToObject(item, "cancelled", (double)worker->runs.n_cancelled);
 	add_families(root, worker);
-	cJSON_AddItemToObject(root, "roof", roof_json(&worker->roof));
+	cJSON_AddItemToObject(root, "roof", roof_json(&worker->plans.roof));
 	add_plans(root, worker);
 	cJSON_AddItemToObject(root, "errors", status_errors(worker->hub.n_errors));
 	item = cJSON_AddObjectToObject(root, "latency_ns");
-	status_add_histogram(item, "queued", &worker->queued);
-	status_add_histogram(item, "kernel", &worker->kernel);
-	status_add_histogram(item, "total", &worker->total);
+	status_add_histogram(item, "queued", &worker->runs.queued);
+	status_add_histogram(item, "kernel", &worker->runs.kernel);
+	status_add_histogram(item, "total", &worker->runs.total);
 	cJSON_AddItemToObject(root, "tuning", tuner_status_json(worker->tuner));
 	cJSON_AddItemToObject(root, "limits", status_limits(&worker->limits));
 	if (worker->page->doing.measures)
@@ -175,7 +194,7 @@ static int put_session(char text[SESSION_BYTES], const struct session *session, 
 	return n < SESSION_BYTES - 2 ? n : -1;
 }
 
-static void put(struct status_reading *reading, const char *text, size_t n)
+static void reading_put(struct status_reading *reading, const char *text, size_t n)
 {
 	if (write(reading->fd, text, n) != (ssize_t)n)
 		reading->failed = true;
@@ -210,7 +229,7 @@ static bool put_sessions(struct status_reading *reading)
 		reading->last_session = session->id;
 		reading->running_ns += session_running_ns(session, now);
 	}
-	put(reading, text, used);
+	reading_put(reading, text, used);
 	return n_left < 0 && !reading->failed;
 }
 
@@ -220,9 +239,9 @@ static void put_rest(struct status_reading *reading)
 
 	if (!rest)
 		reading->failed = true;
-	put(reading, "\n],", 3);
+	reading_put(reading, "\n],", 3);
 	if (rest)
-		put(reading, rest + 1, strlen(rest) - 1);
+		reading_put(reading, rest + 1, strlen(rest) - 1);
 	free(rest);
 }
 
@@ -235,14 +254,14 @@ static bool step(struct chore *chore)
 
 	if (!reading->begun) {
 		reading->begun = true;
-		put(reading, "{\"sessions\":[", strlen("{\"sessions\":["));
+		reading_put(reading, "{\"sessions\":[", strlen("{\"sessions\":["));
 		return true;
 	}
 	if (put_sessions(reading))
 		return true;
 	put_rest(reading);
 	result.size = reading->bytes;
-	if (!reading->failed && handout_seal(reading->fd)) {
+	if (!reading->failed && memfd_seal(reading->fd)) {
 		connection_answer(control, reading->id, PROTO_WORKER_STATUS, &result, reading->fd);
 	} else {
 		(void)fmha_error_set(&err, FMHA_ENOMEM, "status: out of memory");

@@ -1,16 +1,60 @@
 /* SPDX-License-Identifier: MIT */
-#include "trial.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <base/clock.h>
 #include <proto/error.h>
+
+#include "tuner.h"
+
+/* ---- samples ---- */
+
+#define ENOUGH_NS (3 * NS_PER_MS) /* of one option, from its third sample on */
+#define HOPELESS  1.5             /* times the best: two samples tell, or a long one */
+
+static int compare_doubles(const void *x, const void *y)
+{
+	const double *a = x, *b = y;
+
+	return (*a > *b) - (*a < *b);
+}
+
+static double least(const struct samples *samples)
+{
+	double value = samples->us[0];
+
+	for (uint32_t i = 1; i < samples->n; i++)
+		value = samples->us[i] < value ? samples->us[i] : value;
+	return value;
+}
+
+void samples_add(struct samples *samples, uint64_t took_ns)
+{
+	samples->us[samples->n++] = (double)took_ns / 1000;
+	samples->spent_ns += took_ns;
+}
+
+bool samples_are_enough(const struct samples *samples, double best_us)
+{
+	bool long_enough = samples->spent_ns >= ENOUGH_NS;
+
+	if (samples->n == SAMPLES_MOST || (samples->n >= 3 && long_enough))
+		return true;
+	return best_us > 0 && samples->n > 0 && (samples->n >= 2 || long_enough) &&
+	       least(samples) > HOPELESS * best_us;
+}
+
+double samples_time(struct samples *samples)
+{
+	qsort(samples->us, samples->n, sizeof(samples->us[0]), compare_doubles);
+	return samples->us[(samples->n - 1) / 2];
+}
 
 #define PATTERN_BYTES (UINT64_C(4) << 20)
 #define FILL_BYTES    (UINT64_C(512) << 10) /* at a time, on the loop */
 
-static uint64_t align(uint64_t bytes)
+static uint64_t trial_align(uint64_t bytes)
 {
 	return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
@@ -117,6 +161,9 @@ static void fill_table(const struct tables *t, uint32_t role)
 	case FMHA_T_CACHE_BATCH_IDX:
 		fill_cycle(t, p->cache_batch);
 		break;
+	case FMHA_T_MASK_INTERVALS: /* no mask takes longer than one that hides nothing */
+		fill_all(t, p->seqlen_k);
+		break;
 	default:
 		fill_all(t, 0); /* leftpad_k */
 	}
@@ -140,7 +187,7 @@ static int make_tables(const struct plan *plan, struct trial_tensors *tensors,
 		if (!is_table(plan, view))
 			continue;
 		tensors->table_offsets[view->role] = bytes;
-		bytes += align(view->span_bytes);
+		bytes += trial_align(view->span_bytes);
 	}
 	tensors->tables = calloc(1, bytes ? bytes : 1);
 	if (!tensors->tables)
@@ -166,11 +213,11 @@ int trial_tensors_init(struct worker *worker, const struct plan *plan, uint64_t 
 	for (uint32_t i = 0; i < plan->n_views; i++) {
 		tensors->offsets[plan->views[i].role] = tensors->bytes;
 		if (plan->views[i].span_bytes > most ||
-		    tensors->bytes + align(plan->views[i].span_bytes) > most)
+		    tensors->bytes + trial_align(plan->views[i].span_bytes) > most)
 			return fmha_error_set_field(err, FMHA_EQUOTA, "tensors",
 						    "tuning: its tensors take more than %llu bytes",
 						    (unsigned long long)most);
-		tensors->bytes += align(plan->views[i].span_bytes);
+		tensors->bytes += trial_align(plan->views[i].span_bytes);
 	}
 	r = make_tables(plan, tensors, err);
 	if (r == 0 && tensors->bytes > 0)
@@ -233,7 +280,7 @@ static void make_bindings(const struct plan *plan, const struct trial_tensors *t
 		struct plan_binding *binding = &bindings[view->role];
 
 		*binding = (struct plan_binding){.device = device + tensors->offsets[view->role],
-						 .bytes = align(view->span_bytes)};
+						 .bytes = trial_align(view->span_bytes)};
 		if (is_table(plan, view))
 			binding->host = tables + tensors->table_offsets[view->role];
 	}

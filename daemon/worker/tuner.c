@@ -6,7 +6,6 @@
  */
 #include "tuner.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -18,9 +17,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#include "kernels.h"
-#include "samples.h"
-#include "trial.h"
+#include "session/kernels.h"
 
 #define MOST_JOBS       16
 #define FAR_TOO_SLOW    2.0 /* times the best, estimated: not even one */
@@ -72,7 +69,7 @@ struct tuner {
 };
 
 static void go_on(struct tuner *tuner);
-static void on_timer(uv_timer_t *timer);
+static void tuner_on_timer(uv_timer_t *timer);
 
 static struct job *current(struct tuner *tuner)
 {
@@ -87,7 +84,7 @@ static const struct config_tuning *config_of(const struct tuner *tuner)
 
 static bool clients_wait(const struct tuner *tuner)
 {
-	return tuner->worker->n_pending > 0 || tuner->worker->draining;
+	return tuner->worker->runs.n_pending > 0 || tuner->worker->draining;
 }
 
 /* ---- the end of things ---- */
@@ -102,7 +99,7 @@ static void drop_option(struct tuner *tuner)
 	tuner->warm = false;
 }
 
-static void answer(struct job *job)
+static void tuner_answer(struct job *job)
 {
 	struct connection *connection = &job->session->connection;
 
@@ -112,9 +109,9 @@ static void answer(struct job *job)
 		connection_answer(connection, job->id, PROTO_TUNE, &job->result, -1);
 }
 
-static void settle(struct tuner *tuner, const struct job *job)
+static void tuner_settle(struct tuner *tuner, const struct job *job)
 {
-	struct census_entry *entry = census_find(&tuner->worker->census, job->uid,
+	struct census_entry *entry = census_find(&tuner->worker->plans.census, job->uid,
 						 job->result.shape);
 
 	if (entry && !job->interrupted && (job->own || job->next == job->n_options))
@@ -125,15 +122,15 @@ static void settle(struct tuner *tuner, const struct job *job)
 			 job->result.n_measured, job->result.n_candidates);
 }
 
-static void finish(struct tuner *tuner)
+static void tuner_finish(struct tuner *tuner)
 {
 	struct job *job = current(tuner);
 
 	drop_option(tuner);
 	trial_tensors_deinit(tuner->worker, &job->tensors);
-	settle(tuner, job);
+	tuner_settle(tuner, job);
 	if (job->session)
-		answer(job);
+		tuner_answer(job);
 	list_remove(&job->in_tuner);
 	tuner->n_jobs--;
 	tuner->n_jobs_done++;
@@ -146,7 +143,8 @@ static void finish(struct tuner *tuner)
 
 /* ---- results ---- */
 
-static void keep(struct tuner *tuner, struct job *job, const struct plan_option *option, double us)
+static void tuner_keep(struct tuner *tuner, struct job *job, const struct plan_option *option,
+		       double us)
 {
 	struct worker *worker = tuner->worker;
 	struct proto_measured row = {
@@ -154,7 +152,7 @@ static void keep(struct tuner *tuner, struct job *job, const struct plan_option 
 
 	memcpy(row.shape, job->result.shape, sizeof(row.shape));
 	memcpy(row.kernel, option->kernel, sizeof(row.kernel));
-	(void)registry_set_tuned(worker->registry, &row, TIMES_OWN, NULL);
+	(void)registry_set_tuned(worker->plans.registry, &row, TIMES_OWN, NULL);
 	(void)connection_request(&worker->control, PROTO_TUNED_RESULT, &row, -1, NULL, NULL, NULL);
 	if (*job->result.kernel && job->result.us <= us)
 		return;
@@ -171,7 +169,7 @@ static void end_option(struct tuner *tuner, double us)
 	if (us > 0) {
 		if (option->time > 0 && (job->factor == 0 || us / option->time < job->factor))
 			job->factor = us / option->time;
-		keep(tuner, job, option, us);
+		tuner_keep(tuner, job, option, us);
 		job->result.n_measured++;
 		tuner->n_measured++;
 	} else {
@@ -193,19 +191,19 @@ static void fail_option(struct tuner *tuner, const struct fmha_error *error)
 
 /* ---- steps ---- */
 
-static void begin(struct tuner *tuner)
+static void tuner_begin(struct tuner *tuner)
 {
 	struct worker *worker = tuner->worker;
 	struct job *job = current(tuner);
 	struct plan *plan = NULL;
 	int n;
 
-	worker->acting_uid = (uint32_t)geteuid();
-	worker->plan_device.tensors = NULL;
+	worker->plans.acting_uid = (uint32_t)geteuid();
+	worker->plans.device.tensors = NULL;
 	job->options = calloc(PLAN_MAX_OPTIONS, sizeof(*job->options));
 	plan = calloc(1, sizeof(*plan));
 	n = job->options && plan
-		    ? plan_options(&job->problem, &worker->plan_device, job->options, &job->error)
+		    ? plan_options(&job->problem, &worker->plans.device, job->options, &job->error)
 		    : fmha_error_set(&job->error, FMHA_ENOMEM, "tuning: out of memory");
 	if (n == 0)
 		n = fmha_error_set(&job->error, FMHA_ENOKERNEL,
@@ -213,14 +211,14 @@ static void begin(struct tuner *tuner)
 	if (n > 0)
 		job->n_options = job->result.n_candidates = (uint32_t)n;
 	if (n > 0)
-		n = plan_build_option(&job->problem, &job->options[0], &worker->plan_device, plan,
+		n = plan_build_option(&job->problem, &job->options[0], &worker->plans.device, plan,
 				      &job->error);
 	if (n >= 0)
 		n = trial_tensors_init(worker, plan, config_of(tuner)->memory_bytes, &job->tensors,
 				       &job->error);
 	free(plan);
 	if (n < 0)
-		finish(tuner);
+		tuner_finish(tuner);
 	else
 		tuner->step = STEP_FILL;
 }
@@ -231,10 +229,10 @@ static bool is_worth_it(const struct tuner *tuner, const struct job *job)
 	struct kernel_spec spec;
 	double us;
 
-	if (registry_find(tuner->worker->registry, option->kernel, &spec, NULL, NULL) < 0)
+	if (registry_find(tuner->worker->plans.registry, option->kernel, &spec, NULL, NULL) < 0)
 		return false;
-	if (!job->again && registry_get_tuned(tuner->worker->registry, &spec, job->result.shape,
-					      option->n_splits, &us))
+	if (!job->again && registry_get_tuned(tuner->worker->plans.registry, &spec,
+					      job->result.shape, option->n_splits, &us))
 		return false;
 	return job->thorough || job->result.n_measured < LEAST_TRIED || job->factor == 0 ||
 	       option->time * job->factor < FAR_TOO_SLOW * job->result.us;
@@ -252,7 +250,7 @@ static void on_prepared(void *owner, const struct fmha_error *error)
 		end_option(tuner, 0);
 	else
 		tuner->step = STEP_BIND;
-	uv_timer_start(&tuner->timer, on_timer, 0, 0);
+	uv_timer_start(&tuner->timer, tuner_on_timer, 0, 0);
 }
 
 /* The kernels of run->plan. Return: false: one cannot be had. */
@@ -295,12 +293,12 @@ static void next(struct tuner *tuner)
 	while (!is_over(job) && !is_worth_it(tuner, job))
 		job->next++;
 	if (is_over(job)) {
-		finish(tuner);
+		tuner_finish(tuner);
 		return;
 	}
-	worker->acting_uid = (uint32_t)geteuid();
-	worker->plan_device.tensors = NULL;
-	if (plan_build_option(&job->problem, &job->options[job->next], &worker->plan_device,
+	worker->plans.acting_uid = (uint32_t)geteuid();
+	worker->plans.device.tensors = NULL;
+	if (plan_build_option(&job->problem, &job->options[job->next], &worker->plans.device,
 			      &tuner->run.plan, &err) < 0)
 		fail_option(tuner, &err);
 	else if (!prepare(tuner))
@@ -319,12 +317,12 @@ static void submit(struct tuner *tuner)
 	launch->bus_address = 0;
 	launch->error.code = FMHA_OK;
 	tuner->launched = true;
-	tuner->worker->untrimmed = true;
+	tuner->worker->idle.untrimmed = true;
 	device_submit(tuner->worker->device, launch);
-	uv_timer_start(&tuner->timer, on_timer, WATCH_MS, WATCH_MS);
+	uv_timer_start(&tuner->timer, tuner_on_timer, WATCH_MS, WATCH_MS);
 }
 
-static void fill(struct tuner *tuner)
+static void tuner_fill(struct tuner *tuner)
 {
 	struct job *job = current(tuner);
 
@@ -383,7 +381,7 @@ static void on_done(struct device_launch *launch)
 		take_sample(tuner, took);
 	}
 	tuner->filling = false;
-	uv_timer_start(&tuner->timer, on_timer, tuner->pause_ns / NS_PER_MS, 0);
+	uv_timer_start(&tuner->timer, tuner_on_timer, tuner->pause_ns / NS_PER_MS, 0);
 	if (tuner->pause_ns >= NS_PER_MS)
 		tuner->pause_ns = 0;
 	else
@@ -397,15 +395,15 @@ static void do_step(struct tuner *tuner)
 	struct job *job = current(tuner);
 
 	if (job->stopped && tuner->step != STEP_PREPARING) {
-		finish(tuner);
+		tuner_finish(tuner);
 		return;
 	}
 	switch (tuner->step) {
 	case STEP_BEGIN:
-		begin(tuner);
+		tuner_begin(tuner);
 		break;
 	case STEP_FILL:
-		fill(tuner);
+		tuner_fill(tuner);
 		break;
 	case STEP_NEXT:
 		next(tuner);
@@ -441,7 +439,7 @@ static bool add_own_job(struct tuner *tuner)
 	struct census_entry *entry;
 	struct job *job;
 
-	while ((entry = census_next(&tuner->worker->census, &tuner->last_uid)) &&
+	while ((entry = census_next(&tuner->worker->plans.census, &tuner->last_uid)) &&
 	       entry->ns / entry->n_runs > most_ns)
 		entry->settled = true; /* it would hold up a client for too long */
 	job = entry ? job_new(tuner, &entry->problem, entry->uid) : NULL;
@@ -454,7 +452,7 @@ static bool add_own_job(struct tuner *tuner)
 
 static bool may_begin_by_itself(const struct tuner *tuner)
 {
-	return config_of(tuner)->automatic && tuner->worker->registry &&
+	return config_of(tuner)->automatic && tuner->worker->plans.registry &&
 	       clock_ns() >= tuner->active_ns + config_of(tuner)->idle_s * NS_PER_S;
 }
 
@@ -470,7 +468,7 @@ static void go_on(struct tuner *tuner)
 	do_step(tuner);
 	tuner->stepping = false;
 	if (!tuner->launched && tuner->step != STEP_PREPARING && !clients_wait(tuner))
-		uv_timer_start(&tuner->timer, on_timer, 0, 0);
+		uv_timer_start(&tuner->timer, tuner_on_timer, 0, 0);
 }
 
 /* A launch that does not end: as with a client's run, the device is given up. */
@@ -494,13 +492,13 @@ static void start_timer(struct tuner *tuner)
 	uint64_t due_ns = tuner->active_ns + config_of(tuner)->idle_s * NS_PER_S, now = clock_ns();
 
 	if (current(tuner))
-		uv_timer_start(&tuner->timer, on_timer, 1, 0);
-	else if (config_of(tuner)->automatic && tuner->worker->census.n_used > 0)
-		uv_timer_start(&tuner->timer, on_timer,
+		uv_timer_start(&tuner->timer, tuner_on_timer, 1, 0);
+	else if (config_of(tuner)->automatic && tuner->worker->plans.census.n_used > 0)
+		uv_timer_start(&tuner->timer, tuner_on_timer,
 			       due_ns > now ? (due_ns - now) / NS_PER_MS + 1 : 1, 0);
 }
 
-static void on_timer(uv_timer_t *timer)
+static void tuner_on_timer(uv_timer_t *timer)
 {
 	struct tuner *tuner = timer->data;
 
@@ -514,7 +512,7 @@ static void on_timer(uv_timer_t *timer)
 
 /* Measuring waits until the device is idle again for as long as it takes to begin it. What it has on
  * the device is given back meanwhile; what was measured is kept, and not measured again. */
-static void interrupt(struct tuner *tuner)
+static void tuner_interrupt(struct tuner *tuner)
 {
 	struct job *job = current(tuner);
 
@@ -522,12 +520,12 @@ static void interrupt(struct tuner *tuner)
 		return;
 	job->stopped = job->interrupted = true;
 	if (!tuner->launched) /* nor has it to wait for its share of the time */
-		uv_timer_start(&tuner->timer, on_timer, 0, 0);
+		uv_timer_start(&tuner->timer, tuner_on_timer, 0, 0);
 }
 
 void tuner_yield(struct tuner *tuner)
 {
-	interrupt(tuner);
+	tuner_interrupt(tuner);
 	if (tuner->launched && device_shares_memory(tuner->worker->device))
 		device_cancel(tuner->worker->device, tuner->launch);
 }
@@ -565,14 +563,14 @@ int tuner_request(struct session *session, uint32_t id, const struct proto_tune_
 	if (!config_is_privileged(&worker->page->config, session->uid))
 		return fmha_error_set_field(err, FMHA_EPERM, "method",
 					    "tune is for administrators");
-	if (!worker->registry)
+	if (!worker->plans.registry)
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "method",
 					    "tune: this device has no kernel specs");
 	if (tuner->n_jobs >= MOST_JOBS)
 		return fmha_error_set(err, FMHA_EBUSY, "%u problems wait to be measured already",
 				      tuner->n_jobs);
 	if (*params->shape) {
-		entry = census_any(&worker->census, params->shape);
+		entry = census_any(&worker->plans.census, params->shape);
 		if (!entry)
 			return fmha_error_set_field(err, FMHA_ENOENT, "shape",
 						    "shape: nobody has used it lately");
@@ -630,6 +628,6 @@ cJSON *tuner_status_json(const struct tuner *tuner)
 	cJSON_AddNumberToObject(json, "problems", (double)tuner->n_jobs_done);
 	cJSON_AddNumberToObject(json, "measured", (double)tuner->n_measured);
 	cJSON_AddNumberToObject(json, "device_ns", (double)tuner->device_ns);
-	cJSON_AddNumberToObject(json, "census", tuner->worker->census.n_used);
+	cJSON_AddNumberToObject(json, "census", tuner->worker->plans.census.n_used);
 	return json;
 }

@@ -2,7 +2,6 @@
 /* worker.c: start, the control connection to the front, and the end. */
 #include "worker.h"
 
-#include <errno.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,83 +17,34 @@
 #include <base/clock.h>
 #include <base/log.h>
 #include <base/loop.h>
-#include <device/guard.h>
 #include <proto/error.h>
 #include <worker/main.h>
 
-#include "judged.h"
-#include "kernels.h"
+#include "session/kernels.h"
 #include "tuner.h"
-
-/* The crash handler has no argument to find it by. */
-static struct worker_page *crash_page;
 
 static struct worker *worker_of(struct connection *connection)
 {
 	return container_of(connection, struct worker, control);
 }
 
-/* @kernel: the first member of a struct culprit. Safe in a signal handler. */
-static void blame(struct worker_page *page, const char *kernel)
-{
-	const struct culprit *culprit = (const void *)kernel;
-
-	_Static_assert(offsetof(struct culprit, kernel) == 0, "its name stands for it");
-	memcpy(page->culprit, culprit->kernel, sizeof(page->culprit));
-	page->culprit_code = culprit->code;
-	page->culprit_uid = culprit->uid;
-	page->culprit_problem = culprit->problem;
-}
-
-static void on_crash(int signal)
-{
-	const char *kernel = device_current_kernel();
-
-	(void)signal;
-	if (!crash_page)
-		return;
-	if (kernel)
-		blame(crash_page, kernel);
-	else if (getpid() == gettid())
-		crash_page->crashed_doing = atomic_load(&crash_page->doing.word);
-	else
-		crash_page->crashed_doing = offload_doing();
-	atomic_store(&crash_page->crashed, 1);
-}
-
-void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
-{
-	struct fmha_error err = *error;
-
-	err.code = FMHA_EDEVICE;
-	if (kernel && *kernel)
-		blame(worker->page, kernel);
-	snprintf(worker->page->reason, sizeof(worker->page->reason), "%s", err.msg);
-	log_write_about(&(struct log_about){.kernel = kernel && *kernel ? kernel : NULL},
-			LOG_LEVEL_ERROR, "device %s: %s", device_get_info(worker->device)->name,
-			err.msg);
-	run_fail_all(worker, &err);
-	/* Threads may hang inside the device: nothing is joined or freed. */
-	_exit(WORKER_EXIT_DEVICE);
-}
-
 /* ---- the device ---- */
 
 static void wake(void *owner)
 {
-	uv_async_send(&((struct worker *)owner)->device_async);
+	uv_async_send(&((struct worker *)owner)->ends.async);
 }
 
 static void on_device_async(uv_async_t *async)
 {
-	struct worker *worker = container_of(async, struct worker, device_async);
+	struct worker *worker = container_of(async, struct worker, ends.async);
 	struct fmha_error err;
 
 	if (device_has_failed(worker->device, &err))
 		worker_fail(worker, NULL, &err);
 	device_collect(worker->device);
 	/* The answers went out while their runs were still pending: the next request may come at once. */
-	if (worker->n_pending == 0)
+	if (worker->runs.n_pending == 0)
 		spinner_rest(&worker->hub.spinner);
 }
 
@@ -107,130 +57,62 @@ static void set_alarm(const struct worker *worker, uint64_t ns)
 	const struct itimerspec at = {
 		.it_value = {.tv_sec = (time_t)(ns / NS_PER_S), .tv_nsec = (long)(ns % NS_PER_S)}};
 
-	(void)timerfd_settime(worker->alarm_fd, TFD_TIMER_ABSTIME, &at, NULL);
+	(void)timerfd_settime(worker->ends.alarm_fd, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
 /* On the device's thread: the loop, which sleeps, is woken by the kernel, not by us. */
 static void soon(void *owner, uint64_t from_ns, uint64_t until_ns)
 {
 	struct worker *worker = owner;
-	uint64_t alarm_ns = from_ns - atomic_load(&worker->alarm_late_ns);
+	uint64_t alarm_ns = from_ns - atomic_load(&worker->ends.alarm_late_ns);
 
-	atomic_store(&worker->soon_until_ns, until_ns);
-	atomic_store(&worker->alarm_ns, alarm_ns);
+	atomic_store(&worker->ends.soon_until_ns, until_ns);
+	atomic_store(&worker->ends.alarm_ns, alarm_ns);
 	set_alarm(worker, alarm_ns);
 }
 
 static bool look_for_end(struct spin *spin)
 {
-	struct worker *worker = container_of(spin, struct worker, soon);
+	struct worker *worker = container_of(spin, struct worker, ends.soon);
 
 	if (!device_has_ended(worker->device))
 		return false;
 	uv_idle_stop(&spin->turn);
-	on_device_async(&worker->device_async);
+	on_device_async(&worker->ends.async);
 	return true;
 }
 
 static bool end_may_come(struct spin *spin, uint64_t now)
 {
-	return now < atomic_load(&container_of(spin, struct worker, soon)->soon_until_ns);
+	return now < atomic_load(&container_of(spin, struct worker, ends.soon)->ends.soon_until_ns);
 }
 
 static void on_alarm(uv_poll_t *poll, int status, int events)
 {
-	struct worker *worker = container_of(poll, struct worker, alarm_poll);
-	uint64_t n, late = clock_ns() - atomic_load(&worker->alarm_ns);
+	struct worker *worker = container_of(poll, struct worker, ends.alarm_poll);
+	uint64_t n, late = clock_ns() - atomic_load(&worker->ends.alarm_ns);
 
 	(void)status, (void)events;
-	if (read(worker->alarm_fd, &n, sizeof(n)) != sizeof(n))
+	if (read(worker->ends.alarm_fd, &n, sizeof(n)) != sizeof(n))
 		return;
 	if (late < LATE_MOST_NS)
-		atomic_store(&worker->alarm_late_ns,
-			     (3 * atomic_load(&worker->alarm_late_ns) + late) / 4);
-	if (worker->n_pending > 0 && !spinner_is_crowded(&worker->hub.spinner))
-		spin_start(&worker->soon);
+		atomic_store(&worker->ends.alarm_late_ns,
+			     (3 * atomic_load(&worker->ends.alarm_late_ns) + late) / 4);
+	if (worker->runs.n_pending > 0 && !spinner_is_crowded(&worker->hub.spinner))
+		spin_start(&worker->ends.soon);
 }
 
 /* Without it runs end as well, only later. */
 static void open_alarm(struct worker *worker)
 {
-	worker->soon = (struct spin){.look = look_for_end, .goes_on = end_may_come};
-	uv_idle_init(&worker->loop, &worker->soon.turn);
-	worker->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (worker->alarm_fd < 0 ||
-	    uv_poll_init(&worker->loop, &worker->alarm_poll, worker->alarm_fd) < 0)
+	worker->ends.soon = (struct spin){.look = look_for_end, .goes_on = end_may_come};
+	uv_idle_init(&worker->loop, &worker->ends.soon.turn);
+	worker->ends.alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (worker->ends.alarm_fd < 0 ||
+	    uv_poll_init(&worker->loop, &worker->ends.alarm_poll, worker->ends.alarm_fd) < 0)
 		return;
-	uv_poll_start(&worker->alarm_poll, UV_READABLE, on_alarm);
+	uv_poll_start(&worker->ends.alarm_poll, UV_READABLE, on_alarm);
 	device_set_soon(worker->device, soon);
-}
-
-#define TRIM_AFTER_MS 5000
-
-static void trim_memory_run(struct offload *offload)
-{
-	device_trim_memory(container_of(offload, struct worker, trimming)->device);
-	malloc_trim(0);
-}
-
-static void trim_memory_done(struct offload *offload)
-{
-	container_of(offload, struct worker, trimming)->is_trimming = false;
-}
-
-/* Hundreds of MiB are milliseconds: another thread's. */
-static void trim_memory(struct worker *worker)
-{
-	if (worker->is_trimming)
-		return;
-	worker->trimming = (struct offload){.run = trim_memory_run, .done = trim_memory_done};
-	worker->is_trimming = offload_start(&worker->offloads, &worker->trimming, NULL) == 0;
-}
-
-static void on_trim(uv_timer_t *timer)
-{
-	struct worker *worker = timer->data;
-
-	if (worker->n_pending > 0)
-		return;
-	worker->untrimmed = false;
-	list_for_each_entry(struct session, session, &worker->sessions, in_sessions) {
-		judged_forget(session);
-	}
-	device_trim(worker->device);
-	trim_memory(worker);
-}
-
-void worker_trim_soon(struct worker *worker)
-{
-	if (worker->untrimmed)
-		uv_timer_start(&worker->trim, on_trim, TRIM_AFTER_MS, 0);
-}
-
-static void refill_run(struct offload *offload)
-{
-	device_memory_refill(container_of(offload, struct worker, refill)->device);
-}
-
-static void refill_done(struct offload *offload)
-{
-	container_of(offload, struct worker, refill)->refilling = false;
-}
-
-static void on_refill(uv_timer_t *timer)
-{
-	struct worker *worker = timer->data;
-
-	worker->refill = (struct offload){.run = refill_run, .done = refill_done};
-	worker->refilling = offload_start(&worker->offloads, &worker->refill, NULL) == 0;
-}
-
-void worker_refill(struct worker *worker, uint32_t after_ms)
-{
-	if (worker->refilling || device_shares_memory(worker->device))
-		return;
-	worker->refilling = true;
-	uv_timer_start(&worker->refill_timer, on_refill, after_ms, 0);
 }
 
 /* ---- the control connection ---- */
@@ -247,7 +129,7 @@ static void on_drained(uv_check_t *check)
 {
 	struct worker *worker = check->data;
 
-	if (worker->n_pending > 0)
+	if (worker->runs.n_pending > 0)
 		return;
 	uv_check_stop(check);
 	finish_drain(worker);
@@ -285,9 +167,9 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		r = kernels_restore(worker, *fd, err);
 		break;
 	case PROTO_TUNED_RESULT:
-		if (worker->registry)
-			(void)registry_set_tuned(worker->registry, &params->TUNED_RESULT, TIMES_OWN,
-						 NULL);
+		if (worker->plans.registry)
+			(void)registry_set_tuned(worker->plans.registry, &params->TUNED_RESULT,
+						 TIMES_OWN, NULL);
 		break;
 	default:
 		return fmha_error_set(err, FMHA_EINVAL,
@@ -305,7 +187,7 @@ static void on_control_hangup(struct connection *connection)
 	struct fmha_error err;
 
 	fmha_error_set(&err, FMHA_ECANCELED, "the daemon is stopping");
-	run_fail_all(worker, &err);
+	worker_answer_all(worker, &err);
 	_exit(0);
 }
 
@@ -339,11 +221,13 @@ static int announce(struct worker *worker, struct fmha_error *err)
 			   .compute_units = info->compute_units,
 			   .memory_bytes = info->memory_bytes,
 			   .fences = device_has_fences(worker->device),
-			   .events = device_has_events(worker->device)}};
+			   .events = device_has_events(worker->device),
+			   .descriptors = info->descriptors}};
 
 	memcpy(params.device.name, info->name, sizeof(info->name));
 	memcpy(params.device.arch, info->arch, sizeof(info->arch));
 	memcpy(params.device.backend, info->backend, sizeof(info->backend));
+	memcpy(params.device.pci, info->pci, sizeof(info->pci));
 	memcpy(params.model, info->model, sizeof(info->model));
 	memcpy(params.driver, info->driver, sizeof(info->driver));
 	memcpy(params.compiler, info->compiler, sizeof(info->compiler));
@@ -351,6 +235,56 @@ static int announce(struct worker *worker, struct fmha_error *err)
 	snprintf(params.device.state, sizeof(params.device.state), "ready");
 	return connection_request(&worker->control, PROTO_WORKER_READY, &params, -1, on_restored,
 				  worker, err);
+}
+
+/* A worker without them serves, too. */
+static void no_words(struct worker *worker, const struct fmha_error *why)
+{
+	log_warning("device %s: runs with counters are refused: %s (%s)",
+		    device_get_info(worker->device)->name,
+		    device_get_info(worker->device)->no_fences, why->msg);
+}
+
+static void try_words(struct worker *worker, const struct device_kernel *kernel)
+{
+	const struct device_info *info = device_get_info(worker->device);
+	struct fmha_error err = {0};
+	char trouble[sizeof(info->no_fences)];
+
+	memcpy(trouble, info->no_fences, sizeof(trouble));
+	if (device_try_words(worker->device, kernel, &err) < 0)
+		no_words(worker, &err);
+	else
+		log_info("device %s: a kernel waits for counters: %s", info->name, trouble);
+}
+
+static void on_words(void *owner, const struct fmha_error *error)
+{
+	struct worker *worker = owner;
+	struct fmha_error err;
+
+	if (error->code == FMHA_OK)
+		try_words(worker, worker->word_kernel);
+	else
+		no_words(worker, error);
+	if (announce(worker, &err) < 0)
+		worker_fail(worker, NULL, &err);
+}
+
+/* Where streams do not wait for counters, but a kernel may, that is compiled and tried before the device is announced. */
+static int announce_with_words(struct worker *worker, struct fmha_error *err)
+{
+	int r;
+
+	worker->words = (struct device_waiter){.done = on_words, .owner = worker};
+	r = device_prepare_words(worker->device, &worker->words, &worker->word_kernel, err);
+	if (r == DEVICE_PREPARING)
+		return 0;
+	if (r == 0)
+		try_words(worker, worker->word_kernel);
+	else if (r < 0)
+		no_words(worker, err);
+	return announce(worker, err);
 }
 
 /* ---- start ---- */
@@ -387,28 +321,30 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 			"control -d before both, or let clients launch themselves "
 			"(fmha_local.h)",
 			info->name, info->mps_directory);
-	if (info->no_fences[0])
-		log_warning("device %s: runs with counters are refused: %s", info->name,
-			    info->no_fences);
-	roof_init(&worker->roof, worker->config, info);
+	if (info->no_descriptors[0])
+		log_warning("device %s: memory is shared by IPC handles, not by descriptors: %s",
+			    info->name, info->no_descriptors);
+	if (info->no_handles[0])
+		log_warning("device %s: IPC handles are refused: %s", info->name, info->no_handles);
+	roof_init(&worker->plans.roof, worker->config, info);
 	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
 	if (r < 0)
 		return r;
-	worker->plan_device = (struct plan_device){.arch = info->arch,
-						   .registry = worker->registry,
-						   .compute_units = info->compute_units,
-						   .lds_bytes = info->lds_bytes,
-						   .find = device_find_kernel,
-						   .locate = kernels_locate,
-						   .owner = worker->device,
-						   .model = worker->model};
+	worker->plans.device = (struct plan_device){.arch = info->arch,
+						    .registry = worker->plans.registry,
+						    .compute_units = info->compute_units,
+						    .lds_bytes = info->lds_bytes,
+						    .find = device_find_kernel,
+						    .locate = kernels_locate,
+						    .owner = worker->device,
+						    .model = worker->plans.model};
 	return 0;
 }
 
 static bool has_no_runs(void *owner)
 {
-	return ((const struct worker *)owner)->n_pending == 0;
+	return ((const struct worker *)owner)->runs.n_pending == 0;
 }
 
 static void apply_limits(struct worker *worker)
@@ -418,7 +354,7 @@ static void apply_limits(struct worker *worker)
 		       device_loads_code(worker->device));
 	device_set_idle(worker->device, worker->limits.value[LIMIT_KERNELS_IDLE],
 			worker->limits.value[LIMIT_KERNELS_IDLE_BYTES]);
-	worker->plan_device.workspace_most = worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
+	worker->plans.device.workspace_most = worker->limits.value[LIMIT_MEMORY_BYTES_PER_UID];
 }
 
 /* The front has read the configuration again. What needs a restart has not changed. */
@@ -449,27 +385,27 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->config = &worker->settings.devices[worker->page->device];
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
-	local_codes_init(&worker->codes);
+	local_codes_init(&worker->plans.codes);
 	list_init(&worker->sessions);
-	list_init(&worker->requests);
-	list_init(&worker->free_requests);
-	slabs_init(&worker->plan_slabs, sizeof(struct session_plan));
-	fair_init(&worker->turns, 1, 1);
+	list_init(&worker->runs.requests);
+	list_init(&worker->runs.free_requests);
+	slabs_init(&worker->plans.slabs, sizeof(struct session_plan));
+	fair_init(&worker->runs.turns, 1, 1);
 	r = loop_init(&worker->loop);
 	if (r == 0)
-		r = uv_async_init(&worker->loop, &worker->device_async, on_device_async);
+		r = uv_async_init(&worker->loop, &worker->ends.async, on_device_async);
 	if (r == 0)
 		r = uv_signal_init(&worker->loop, &worker->on_hangup);
 	if (r < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "the loop: %s", uv_strerror(r));
-	uv_timer_init(&worker->loop, &worker->tick);
-	uv_timer_init(&worker->loop, &worker->trim);
-	uv_timer_init(&worker->loop, &worker->refill_timer);
+	uv_timer_init(&worker->loop, &worker->runs.tick);
+	uv_timer_init(&worker->loop, &worker->idle.trim_timer);
+	uv_timer_init(&worker->loop, &worker->idle.refill_timer);
 	uv_check_init(&worker->loop, &worker->drained);
 	worker->on_hangup.data = worker;
-	handouts_init(&worker->handouts, &worker->loop);
-	worker->tick.data = worker->trim.data = worker->drained.data = worker;
-	worker->refill_timer.data = worker;
+	memfds_init(&worker->memfds, &worker->loop);
+	worker->runs.tick.data = worker->idle.trim_timer.data = worker->drained.data = worker;
+	worker->idle.refill_timer.data = worker;
 	r = connection_hub_init(&worker->hub, &worker->loop, &worker->limits, err);
 	worker->hub.doing = &worker->page->doing;
 	chores_init(&worker->chores, &worker->loop, &worker->limits, &worker->page->doing);
@@ -494,7 +430,7 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 				    &control_ops, err);
 	if (r == 0 && uv_signal_start(&worker->on_hangup, on_hangup_signal, SIGHUP) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "the loop: out of memory");
-	return r == 0 ? announce(worker, err) : r;
+	return r == 0 ? announce_with_words(worker, err) : r;
 }
 
 int worker_main(void)
@@ -505,7 +441,7 @@ int worker_main(void)
 	/* SIGKILL and not a wish: a worker that hangs must not outlive its front. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGIO, SIG_IGN);  /* somebody wants a file that handout.c has a lease on */
+	signal(SIGIO, SIG_IGN);  /* somebody wants a file that memfd.c has a lease on */
 	signal(SIGINT, SIG_IGN); /* ^C goes to the whole group; the front drains us */
 	signal(SIGTERM, SIG_IGN);
 	signal(SIGHUP, SIG_IGN); /* until there is something to read again */
@@ -519,8 +455,7 @@ int worker_main(void)
 		log_error("%s", err.msg);
 		return 64;
 	}
-	crash_page = worker->page;
-	guard_install(on_crash);
+	worker_report_crashes(worker->page);
 	worker_page_get_config(worker->page, &worker->settings);
 	log_init("fmhad-worker", (enum log_level)worker->settings.log_level);
 	name_process(worker->page->device);

@@ -20,9 +20,8 @@
 #include <base/chores.h>
 #include <base/connection.h>
 #include <base/fair.h>
-#include <base/handout.h>
+#include <base/memfd.h>
 #include <base/histogram.h>
-#include <base/slabs.h>
 #include <base/worker_page.h>
 #include <device/device.h>
 #include <dispatch/plan.h>
@@ -30,7 +29,7 @@
 #include "census.h"
 #include "offload.h"
 #include "roof.h"
-#include "table.h"
+#include "session/table.h"
 
 struct trace;
 struct tuner;
@@ -44,78 +43,102 @@ struct worker_codes {
 
 #define WORKER_FAMILIES 12 /* more than there are */
 
-/* What was computed by a family of kernels: of a plan's main stage. */
+/* The work that a family of kernels has done: of a plan's main stage. */
 struct family_work {
 	char name[24]; /* empty: not used yet */
 	uint64_t n_runs, bytes, kernel_ns;
 	double flops, roof_ns; /* roof_ns: that the roof allows for it */
 };
 
-struct worker {
-	uv_loop_t loop;
-	struct worker_page *page;
-	struct config_device *config;
-	struct limits limits;
-	struct accounts accounts;
-	struct connection_hub hub;
-	struct handouts handouts;
-	struct chores chores;
-	const char *crash_method; /* ends this process when it is served next; NULL: none does */
-	struct connection control;
-	struct device *device;
-	struct offloads offloads;
-	struct offload trimming; /* of memory that nobody uses */
+/* How the loop learns that launches have ended, and when the next is about to. */
+struct worker_ends {
+	uv_async_t async; /* the device has ended launches */
+	struct spin soon; /* looks for the next end, between alarm and soon_until_ns */
+	uv_poll_t alarm_poll;
+	int alarm_fd;                   /* a timerfd */
+	_Atomic uint64_t alarm_ns;      /* when it was to go off */
+	_Atomic uint64_t alarm_late_ns; /* by how much the loop comes later, about */
+	_Atomic uint64_t soon_until_ns;
+};
+
+/* memory.c: memory that nobody uses, and the device's spare memory. */
+struct worker_idle {
+	struct offload trimming;
 	bool is_trimming;
-	struct offload refill; /* of the device's spare memory */
+	struct offload refill;
 	uv_timer_t refill_timer;
 	bool refilling;
-	struct plan_device plan_device;
+	uv_timer_t trim_timer; /* once, some seconds after the last launch */
+	bool untrimmed;        /* the pool has run something since the last trim */
+};
+
+/* Kernels, how they are chosen, and the plans made of them. */
+struct worker_plans {
+	struct plan_device device;
 	uint32_t acting_uid; /* the user for whom kernels are being chosen */
-	/* What of the page's quarantine the registry has, and until when. */
+	/* The registry has the page's quarantine of this version, and until then. */
 	uint32_t marked_version;
 	uint64_t marked_until_ns;
 	struct spec_catalog *catalog;
 	struct registry *registry; /* NULL: specs/ does not know this device */
 	struct predict_model *model;
 	struct census census;
-	struct tuner *tuner;
-	uv_async_t device_async; /* the device has ended launches */
-	struct spin soon;        /* looks for the next end, between alarm and soon_until_ns */
-	uv_poll_t alarm_poll;
-	int alarm_fd;                   /* a timerfd */
-	_Atomic uint64_t alarm_ns;      /* when it was to go off */
-	_Atomic uint64_t alarm_late_ns; /* by how much the loop comes later, about */
-	_Atomic uint64_t soon_until_ns;
-	uv_timer_t tick; /* deadlines; runs while requests are pending */
-	uint64_t last_tick_ns;
-	uv_timer_t trim; /* once, some seconds after the last launch */
-	struct list sessions;
+	struct roof roof;
+	struct worker_codes codes;   /* local.c: of every kernel that is loaded */
+	struct slabs slabs;          /* of struct session_plan */
+	uint64_t n;                  /* made so far */
+	uint64_t n_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
+};
+
+/* Requests to run, whose turn it is, and what was run. */
+struct worker_runs {
 	struct list requests;      /* every request that waits or runs */
-	struct worker_codes codes; /* local.c: of every kernel that is loaded */
 	struct list free_requests; /* kept for the next run */
 	uint32_t n_free_requests, n_pending;
+	uv_timer_t tick; /* deadlines; runs while requests are pending */
+	uint64_t last_tick_ns;
 	struct fair turns;    /* of sessions, on a device that takes none itself */
 	uint64_t device_load; /* of launches without fences: compute units that they can fill */
 	bool giving_turns;
-	struct slabs plan_slabs;           /* of struct session_plan */
-	uint64_t n_plans;                  /* made so far */
-	uint64_t n_plans_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
 	uint64_t loop_serial; /* the plan whose kernel page->loop_kernel names; 0: none */
-	bool untrimmed;       /* the pool has run something since the last trim */
+	uint64_t n, n_failed, n_cancelled;
+	struct histogram queued, kernel, total; /* ns */
+	struct family_work families[WORKER_FAMILIES];
+};
+
+struct worker {
+	uv_loop_t loop;
+	struct worker_page *page;
+	struct config_device *config;
+	struct config settings; /* the page's, as read last */
+	struct limits limits;
+	struct accounts accounts;
+	struct connection_hub hub;
+	struct memfds memfds;
+	struct chores chores;
+	struct connection control;
+	const char *crash_method; /* ends this process when it is served next; NULL: none does */
+	uint64_t started_ns;
+	uv_signal_t on_hangup;
 	bool draining;
 	uint32_t drain_id;
 	uv_check_t drained;
-	uint64_t n_runs, n_failed, n_cancelled;
-	struct histogram queued, kernel, total; /* ns */
-	struct family_work families[WORKER_FAMILIES];
-	struct roof roof;
+
+	struct device *device;
+	struct device_waiter
+		words; /* for word_kernel, where the runtime cannot wait for counters */
+	const struct device_kernel *word_kernel;
+	struct offloads offloads;
+	struct worker_ends ends;
+	struct worker_idle idle;
+	struct worker_plans plans;
+	struct worker_runs runs;
+	struct list sessions;
+	struct tuner *tuner;
 	struct trace *trace; /* NULL: nobody reads one */
-	uint64_t started_ns;
-	struct config settings; /* the page's, as read last */
-	uv_signal_t on_hangup;
 };
 
-#define SESSION_JUDGED 4
+#define SESSION_CHECKED 4
 struct session {
 	struct connection connection;
 	struct worker *worker;
@@ -128,8 +151,8 @@ struct session {
 	uint64_t memory_bytes;
 	struct device_stream *stream;
 	struct device_stream *fetches; /* of integers that need not wait for runs; NULL: none yet */
-	struct judged *judged[SESSION_JUDGED]; /* of its last runs */
-	uint32_t next_judged;
+	struct checked *checked[SESSION_CHECKED]; /* of its last runs */
+	uint32_t next_checked;
 	struct fair_session turn;
 	struct list waiting, running; /* struct request, in order */
 	uint32_t n_waiting, n_running;
@@ -247,14 +270,21 @@ int buffer_import(struct session *session, uint32_t id,
 int buffer_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct buffer *buffer_unref(struct buffer *buffer);
 
-/* ---- plans.c ---- */
+/* ---- session_plan.c: a plan that a session has, and its kernels ---- */
 
-/* These answer request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
-int session_plan_new(struct session *session, uint32_t id, const struct proto_plan_params *params,
-		     struct fmha_error *err);
-/* A plan that the client launches itself; the worker keeps nothing of it. */
-int session_plan_local(struct session *session, uint32_t id, const struct proto_plan_params *params,
-		       struct fmha_error *err);
+/*
+ * The account's user has the kernel once more; the first time it is charged, with the bytes of its code.
+ * NULL is no kernel.
+ * Return: 0, FMHA_EQUOTA, FMHA_ENOMEM.
+ */
+int held_take(struct device *device, struct account *account, const struct device_kernel *kernel,
+	      struct fmha_error *err);
+/* Once less. */
+void held_drop(struct device *device, struct account *account, const struct device_kernel *kernel);
+
+/* One reference, nothing charged; NULL: out of memory. */
+struct session_plan *session_plan_allocate(struct session *session);
+struct session_plan *session_plan_unref(struct session_plan *plan);
 /*
  * The kernels become the plan's: its user has them from now on, and pays for each once.
  * Return: 0, FMHA_EQUOTA or FMHA_ENOMEM; then it has none.
@@ -262,30 +292,36 @@ int session_plan_local(struct session *session, uint32_t id, const struct proto_
 int session_plan_take_kernels(struct session_plan *plan,
 			      const struct device_kernel *const kernels[PLAN_MAX_STAGES],
 			      struct fmha_error *err);
-/* The kernels that a request names. */
-void plan_params_choice(const struct proto_plan_params *params, struct plan_choice *ret_choice);
-/* What follows from the kernels that the plan has got. */
+/* Settles what follows from the kernels that the plan has got. */
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result);
+/* By what its kernels were chosen: named ones were not, and a plan without work has none. */
+void session_plan_count(struct worker *worker, const struct plan *plan);
+/* Whether another version may take its place: results that must stay the same, and kernels that were
+ * named, do. */
+bool plan_may_change(const struct plan *plan);
+/* Puts a new version in the place of plan @id. */
+void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
+			  const struct device_kernel *const kernels[PLAN_MAX_STAGES]);
+/* Return: 0 or FMHA_ENOENT. */
+int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
+
+/* ---- plans.c: what a session asks for ---- */
+
+/*
+ * Requests that plan: plan, local_plan, explain, local_runs, and runs whose plan is chosen again. Where a model estimates many
+ * kernels in many numbers of splits that takes a millisecond and more: then it is a chore of the user's
+ * (base/chores.h), one number of splits a step, and the request is served after the last one.
+ */
+/* Answers request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
+int planning_request(struct session *session, uint32_t id, enum proto_method method,
+		     const union proto_any_params *params, struct fmha_error *err);
 /*
  * Before a run: has something faster become known? Then another version of the plan is made in the
  * background, which takes its place when it fits what the client was told. Plans whose results must
  * not change, or whose kernels were named, stay as they are.
  */
 void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan);
-/* Chooses it. */
-void session_plan_renew(struct session *session, uint64_t id, struct session_plan *plan);
-/* Puts a new version in the place of plan @id. */
-void session_plan_replace(struct session *session, uint64_t id, const struct plan *next,
-			  const struct device_kernel *const kernels[PLAN_MAX_STAGES]);
-/* Whether another version may take its place: results that must stay the same, and kernels that were
- * named, do. */
-bool plan_may_change(const struct plan *plan);
-int session_explain(struct session *session, uint32_t id, const struct proto_plan_params *params,
-		    struct fmha_error *err);
-/* Return: 0 or FMHA_ENOENT. */
-int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
-struct session_plan *session_plan_unref(struct session_plan *plan);
 
 /* ---- local.c: what clients need to launch in contexts of their own ---- */
 
@@ -304,7 +340,7 @@ void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],
 		  const struct device_kernel *tables);
 /* These answer request @id. Return: 0, or FMHA_E* and no answer. */
-/* What a client has run itself, for the census; tells it of a better plan. */
+/* Counts what a client has run itself, for the census; tells it of a better plan. */
 int local_runs(struct session *session, uint32_t id, const struct proto_local_runs_params *params,
 	       struct fmha_error *err);
 int local_code(struct session *session, uint32_t id, const struct proto_code_params *params,
@@ -313,8 +349,8 @@ int local_code(struct session *session, uint32_t id, const struct proto_code_par
 /* ---- event.c ---- */
 
 /* Answers request @id, now or later. Return: 0, or a negative FMHA_E* and no answer. */
-int event_import(struct session *session, uint32_t id,
-		 const struct proto_event_import_params *params, struct fmha_error *err);
+int session_event_import(struct session *session, uint32_t id,
+			 const struct proto_event_import_params *params, struct fmha_error *err);
 /* Return: 0 or FMHA_ENOENT. */
 int event_release(struct session *session, uint64_t id, struct fmha_error *err);
 struct event *event_unref(struct event *event);
@@ -326,9 +362,6 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 int run_cancel(struct session *session, uint32_t id, struct fmha_error *err);
 /* The client is gone: what waits is dropped, what runs is stopped. */
 void run_cancel_all(struct session *session);
-/* Answers everything that is pending with @error. */
-void run_fail_all(struct worker *worker, const struct fmha_error *error);
-void run_on_tick(uv_timer_t *timer);
 
 /* ---- prepare.c: plans that wait for their kernels ---- */
 
@@ -353,11 +386,17 @@ void prepare_forget(struct session *session);
 /* Answers the front's request @id with the worker's part of status, later. Return: 0, FMHA_ENOMEM. */
 int worker_status(struct worker *worker, uint32_t id, struct fmha_error *err);
 
-/* ---- worker.c ---- */
+/* ---- fail.c ---- */
 
+/* From now on a crash leaves in @page who is to blame. */
+void worker_report_crashes(struct worker_page *page);
+/* Answers everything that is pending with @error. */
+void worker_answer_all(struct worker *worker, const struct fmha_error *error);
 /* The device is beyond use: answers, records, exits. @kernel: of a struct culprit, or NULL. */
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
+
+/* ---- memory.c ---- */
 
 /* Has the device refill its spare memory, unless that is under way, @after_ms from now: not while
  * the client that took it goes on to its first run, which the driver would make wait. */

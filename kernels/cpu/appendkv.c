@@ -25,19 +25,15 @@ static struct row_counts row_counts(const struct abi_appendkv_args *a)
 
 	return (struct row_counts){
 		.k = new_rows,
-		.v = new_rows,
+		.v = a->v_new.data ? new_rows : 0,
 		.q = a->q_rotated.data ? q_rows : 0,
 	};
 }
 
-/* First position that is new. */
-static int32_t length_before(const struct abi_appendkv_args *a, int32_t b)
+/* Of k_new, v_new and q. */
+static int32_t new_dtype(const struct abi_appendkv_args *a)
 {
-	int32_t length = view_k_length(&a->sequences, &a->cache, b);
-
-	if (!a->sequences.seqlen_k)
-		length -= a->seqlen_new;
-	return length > 0 ? length : 0;
+	return a->new_dtype ? a->new_dtype : a->dtype;
 }
 
 /*
@@ -80,14 +76,13 @@ static inline int64_t target_offset(const struct target *t, int32_t d)
 }
 
 static struct target cache_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
-				  int32_t position, int32_t head, bool is_v)
+				  const struct view_place *place, int32_t head, bool is_v)
 {
 	const struct abi_tensor *t = is_v ? &a->v : &a->k;
-	int32_t hdim = is_v ? a->hdim_v : a->hdim_q, x = 16 / dtype_bytes(a->dtype);
+	int32_t x = 16 / dtype_bytes(a->dtype);
 	struct target to = {
 		.data = t->data,
-		.base = view_cache_offset(&a->cache, t, v, position, head, 0, a->nhead_k, hdim, x,
-					  is_v),
+		.base = view_place_offset(a, v, place, head, 0, x, is_v),
 		.stride = t->stride_dim,
 	};
 
@@ -105,7 +100,7 @@ static struct target cache_target(const struct abi_appendkv_args *a, const struc
 static void copy_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
 		     int64_t offset, const struct target *to, int32_t begin, int32_t end)
 {
-	int32_t bytes = dtype_bytes(a->dtype);
+	int32_t bytes = dtype_bytes(new_dtype(a));
 	const char *source = from->data;
 
 	if (from->stride_dim == 1 && to->stride == 1 && !to->group) {
@@ -219,15 +214,21 @@ rotate_vectors(char *to, const char *from, const char *cos, const char *sin, int
 	}
 }
 
+/* The rotary tables' row for position @turn. */
+static int64_t table_row(const struct abi_appendkv_args *a, int64_t turn)
+{
+	turn = turn < a->rotary_max_pos ? turn : a->rotary_max_pos - 1;
+	return turn > 0 ? turn : 0;
+}
+
 static void rotate_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
-		       int64_t offset, const struct target *to, int32_t position)
+		       int64_t offset, const struct target *to, int64_t turn)
 {
 	const struct abi_tensor *cos = &a->rotary_cos, *sin = &a->rotary_sin;
-	int32_t half = a->rotary_dim / 2, bytes = dtype_bytes(a->dtype), i = 0;
+	int32_t dtype = new_dtype(a), half = a->rotary_dim / 2, bytes = dtype_bytes(dtype), i = 0;
 	bool interleaved = a->rope == ABI_ROPE_INTERLEAVED;
+	int64_t position = table_row(a, turn);
 
-	if (position >= a->rotary_max_pos)
-		position = a->rotary_max_pos - 1;
 	if (from->stride_dim == 1 && cos->stride_dim == 1 && sin->stride_dim == 1 &&
 	    to->stride == 1 && !to->group) {
 		char *target = to->data + to->base * bytes;
@@ -236,10 +237,10 @@ static void rotate_row(const struct abi_appendkv_args *a, const struct abi_tenso
 		const char *c = (const char *)cos->data + position * cos->stride_seq * table_bytes;
 		const char *s = (const char *)sin->data + position * sin->stride_seq * table_bytes;
 
-		if (a->dtype == ABI_F32)
+		if (dtype == ABI_F32)
 			i = rotate_vectors(target, source, c, s, half, interleaved, ABI_F32,
 					   a->rotary_dtype);
-		else if (a->dtype == ABI_F16)
+		else if (dtype == ABI_F16)
 			i = rotate_vectors(target, source, c, s, half, interleaved, ABI_F16,
 					   a->rotary_dtype);
 		else
@@ -248,29 +249,127 @@ static void rotate_row(const struct abi_appendkv_args *a, const struct abi_tenso
 	}
 	for (; i < half; i++) {
 		int32_t dim_x = interleaved ? 2 * i : i, dim_y = interleaved ? dim_x + 1 : i + half;
-		double x = load_one(from->data, a->dtype, offset + dim_x * from->stride_dim);
-		double y = load_one(from->data, a->dtype, offset + dim_y * from->stride_dim);
+		double x = load_one(from->data, dtype, offset + dim_x * from->stride_dim);
+		double y = load_one(from->data, dtype, offset + dim_y * from->stride_dim);
 		double c = load_one(cos->data, a->rotary_dtype,
 				    position * cos->stride_seq + i * cos->stride_dim);
 		double s = load_one(sin->data, a->rotary_dtype,
 				    position * sin->stride_seq + i * sin->stride_dim);
 
-		store_double(to->data, a->dtype, target_offset(to, dim_x), x * c - y * s);
-		store_double(to->data, a->dtype, target_offset(to, dim_y), x * s + y * c);
+		store_double(to->data, dtype, target_offset(to, dim_x), x * c - y * s);
+		store_double(to->data, dtype, target_offset(to, dim_y), x * s + y * c);
 	}
 }
 
-/* @position < 0: the row does not rotate. */
 static void write_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
-		      int64_t offset, const struct target *to, int32_t hdim, int32_t position)
+		      int64_t offset, const struct target *to, int32_t hdim, bool turns,
+		      int64_t turn)
 {
 	int32_t n_rotated = 0;
 
-	if (a->rope != ABI_ROPE_NONE && position >= 0) {
-		rotate_row(a, from, offset, to, position);
+	if (a->rope != ABI_ROPE_NONE && turns) {
+		rotate_row(a, from, offset, to, turn);
 		n_rotated = a->rotary_dim;
 	}
 	copy_row(a, from, offset, to, n_rotated, hdim);
+}
+
+/* ---- a cache of fp8 ---- */
+
+/* The pairs of @x turn, each result rounded to float. */
+static void rotate_floats(const struct abi_appendkv_args *a, float *x, int64_t turn)
+{
+	const struct abi_tensor *cos = &a->rotary_cos, *sin = &a->rotary_sin;
+	bool interleaved = a->rope == ABI_ROPE_INTERLEAVED;
+	int64_t position = table_row(a, turn);
+	int32_t half = a->rotary_dim / 2;
+
+	for (int32_t i = 0; i < half; i++) {
+		float *first = x + (interleaved ? 2 * i : i), *second = first;
+		double c = load_one(cos->data, a->rotary_dtype,
+				    position * cos->stride_seq + i * cos->stride_dim);
+		double s = load_one(sin->data, a->rotary_dtype,
+				    position * sin->stride_seq + i * sin->stride_dim);
+		double p, q;
+
+		second += interleaved ? 1 : half;
+		p = *first, q = *second;
+		*first = (float)(p * c - q * s);
+		*second = (float)(p * s + q * c);
+	}
+}
+
+/* A row's own factor: its largest number becomes the type's. */
+static float find_factor(const float *x, int32_t n, float most_of_type)
+{
+	uint32_t most = 0;
+
+	for (int32_t i = 0; i < n; i++) {
+		uint32_t magnitude = float_to_bits(x[i]) & 0x7fffffff;
+
+		/* Larger bits are larger numbers; a NaN counts as none. */
+		if (magnitude <= 0x7f800000 && magnitude > most)
+			most = magnitude;
+	}
+	if (most == 0 || most == 0x7f800000)
+		return 1;
+	return fmaxf(bits_to_float(most) / most_of_type, 0x1p-100f);
+}
+
+static void quantize(uint8_t *to, const float *x, int32_t n, float factor, int32_t dtype)
+{
+	if (dtype == ABI_E4M3)
+		for (int32_t i = 0; i < n; i++)
+			to[i] = float_to_e4m3(x[i] / factor);
+	else
+		for (int32_t i = 0; i < n; i++)
+			to[i] = float_to_e5m2(x[i] / factor);
+}
+
+static void quantize_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
+			 int64_t offset, const struct target *to, int32_t hdim, bool turns,
+			 int64_t turn, const struct abi_descale *descale, int64_t factor_at)
+{
+	float x[CPU_MAX_HDIM_Q] = {0}, factor = 1;
+	uint8_t codes[CPU_MAX_HDIM_Q];
+
+	load_row(x, from->data, a->new_dtype, offset, from->stride_dim, hdim);
+	if (a->rope != ABI_ROPE_NONE && turns)
+		rotate_floats(a, x, turn);
+	if (a->computes_descale) {
+		factor = find_factor(x, hdim, a->dtype == ABI_E4M3 ? E4M3_MOST : E5M2_MOST);
+		/* The one that is written, though others read such tensors. */
+		((float *)(uintptr_t)descale->data)[factor_at] = factor;
+	} else if (descale->data) {
+		factor = descale->data[factor_at];
+	}
+	quantize(codes, x, hdim, factor, a->dtype);
+	if (to->stride == 1 && !to->group) {
+		memcpy(to->data + to->base, codes, (size_t)hdim);
+		return;
+	}
+	for (int32_t d = 0; d < hdim; d++)
+		to->data[target_offset(to, d)] = (char)codes[d];
+}
+
+/* A key as a latent of fp8: codes, their factors, the rest. */
+static void latent_row(const struct abi_appendkv_args *a, const struct abi_tensor *from,
+		       int64_t offset, const struct view_sequence *v,
+		       const struct view_place *place)
+{
+	char *key = (char *)a->k.data + view_place_offset(a, v, place, 0, 0, 0, false);
+	float x[CPU_MAX_HDIM_Q];
+
+	load_row(x, from->data, a->new_dtype, offset, from->stride_dim, a->hdim_q);
+	for (int32_t d = 0; d < ABI_LATENT_CODES; d += ABI_LATENT_BLOCK) {
+		float factor = find_factor(x + d, ABI_LATENT_BLOCK, E4M3_MOST);
+
+		memcpy(key + ABI_LATENT_FACTORS + d / ABI_LATENT_BLOCK * (int)sizeof(factor),
+		       &factor, sizeof(factor));
+		quantize((uint8_t *)key + d, x + d, ABI_LATENT_BLOCK, factor, ABI_E4M3);
+	}
+	store_row(key + ABI_LATENT_REST, ABI_BF16, 0, 1, x + ABI_LATENT_CODES,
+		  a->hdim_q - ABI_LATENT_CODES);
 }
 
 /* Row @index of K or V: batch, then new position, then head. */
@@ -281,11 +380,24 @@ static void append_row(const struct abi_appendkv_args *a, int64_t index, bool is
 	int32_t b = (int32_t)(index / a->nhead_k / a->seqlen_new);
 	struct view_sequence v = view_sequence(&a->sequences, &a->cache, b);
 	const struct abi_tensor *from = is_v ? &a->v_new : &a->k_new;
-	int32_t position = length_before(a, b) + row;
-	struct target to = cache_target(a, &v, position, head, is_v);
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
 	int64_t offset = b * from->stride_batch + row * from->stride_seq + head * from->stride_head;
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
+	struct view_place place;
+	struct target to;
 
-	write_row(a, from, offset, &to, is_v ? a->hdim_v : a->hdim_q, is_v ? -1 : position);
+	if (!view_append_place(a, &v, row, &place))
+		return;
+	if (a->cache.layout == ABI_KV_LATENT_FP8) {
+		latent_row(a, from, offset, &v, &place);
+		return;
+	}
+	to = cache_target(a, &v, &place, head, is_v);
+	if (a->new_dtype)
+		quantize_row(a, from, offset, &to, hdim, !is_v, place.turn, descale,
+			     view_place_factor(descale, b, head, &place));
+	else
+		write_row(a, from, offset, &to, hdim, !is_v, place.turn);
 }
 
 static void query_row(const struct abi_appendkv_args *a, int64_t index)
@@ -299,8 +411,8 @@ static void query_row(const struct abi_appendkv_args *a, int64_t index)
 	if (!to.data || row >= v.q_len)
 		return;
 	to.base = view_q_offset(&a->q_rotated, &v, row, head);
-	write_row(a, &a->q, view_q_offset(&a->q, &v, row, head), &to, a->hdim_q,
-		  length_before(a, b) + (a->q_rows_same_position ? 0 : row));
+	write_row(a, &a->q, view_q_offset(&a->q, &v, row, head), &to, a->hdim_q, true,
+		  view_append_turn(a, b, !a->slots && a->q_rows_same_position ? 0 : row));
 }
 
 static void appendkv_run(const void *args, int phase, int64_t task, int n_threads, void *workspace,
@@ -334,7 +446,8 @@ static int appendkv_accepts(const void *args)
 {
 	const struct abi_appendkv_args *a = args;
 
-	return a->dtype <= ABI_BF16 || (a->dtype <= ABI_E5M2 && a->rope == ABI_ROPE_NONE);
+	return a->dtype <= ABI_BF16 ||
+	       (a->dtype <= ABI_E5M2 && (a->rope == ABI_ROPE_NONE || a->new_dtype));
 }
 
 static size_t appendkv_workspace(const void *args, int n_threads)

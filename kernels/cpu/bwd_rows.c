@@ -144,7 +144,10 @@ static void convert_dq_run(const void *args, int phase, int64_t task, int n_thre
 
 	(void)phase, (void)n_threads, (void)workspace;
 	for (int32_t i = r.begin; i < r.end; i++) {
-		memcpy(sum, bwd_dq_acc(a, &r.sequence, r.head, 0, i), sizeof(float) * a->hdim_q);
+		memset(sum, 0, sizeof(float) * a->hdim_q);
+		if (n_splits > 0) /* without keys there may be none */
+			memcpy(sum, bwd_dq_acc(a, &r.sequence, r.head, 0, i),
+			       sizeof(float) * a->hdim_q);
 		for (int32_t s = 1; s < n_splits; s++) {
 			const float *part = bwd_dq_acc(a, &r.sequence, r.head, s, i);
 

@@ -10,21 +10,21 @@
  * (dq_acc) need neither locks nor atomics, and each element is summed in the order of the phases:
  * the same bits for any number of threads, every time.
  *
+ * Few rows and many keys make a square with work in few of its fields. Where the plan says so, key
+ * chunks are cut into groups of dq_split_keys, each with a square and a split of dq_acc of its own,
+ * and so many times as many tasks at once; convert_dq adds the splits in their order.
+ *
  * The first task that meets a chunk clears its accumulators, the last one of a key chunk writes dK
  * and dV, while they are in the cache.
  *
- * Phases: what no task of the square would clear; MAX_CHUNKS times the square; dBias summed over
+ * Phases: what no task of the square would clear; SQUARE_CHUNKS times the square; dBias summed over
  * broadcast axes, which recomputes its tiles so that no sum crosses tasks.
  */
+#include <kernels/square.h>
+
 #include "bwd_tile.h"
 
-enum {
-	MAX_CHUNKS = 128, /* longer sequences get longer chunks */
-	PHASE_CLEAR = 0,
-	PHASE_SQUARE = 1,
-	PHASE_DBIAS = PHASE_SQUARE + MAX_CHUNKS,
-	N_PHASES
-};
+enum { PHASE_CLEAR = 0, PHASE_SQUARE = 1, PHASE_DBIAS = PHASE_SQUARE + SQUARE_CHUNKS, N_PHASES };
 
 static int32_t min_int(int32_t a, int32_t b)
 {
@@ -34,51 +34,15 @@ static int32_t min_int(int32_t a, int32_t b)
 /* --- geometry -----------------------------------------------------------------------------------
  */
 
-static int32_t chunk_of(int32_t length, int32_t unit)
+static struct square square_at(const struct abi_bwd_args *a, int32_t rows, int32_t keys)
 {
-	int32_t chunk = unit;
-
-	while ((length + chunk - 1) / chunk > MAX_CHUNKS)
-		chunk *= 2;
-	return chunk;
+	return square_of(a, TILE_ROWS, tile_columns(a), rows, keys);
 }
 
-/*
- * Rows of a query chunk. The longer it is, the less often keys are packed and dK and dV touched
- * for the same work; but tasks of a phase are no more than there are chunks. A kv head's task does
- * the work of its whole group: shorter query chunks for larger groups.
- * Worked: 1 sequence of 2 heads, 1024 rows: 384, three chunks a head, 6 tasks at a time; 4
- * sequences of 16 heads: 1536, one chunk a head, 64 tasks.
- */
-static int32_t query_unit(const struct abi_bwd_args *a)
+/* Groups of key chunks: splits of dq_acc that are added to. */
+static int32_t square_groups(struct square square)
 {
-	enum { ENOUGH_TASKS = 32 };
-	int32_t group = a->nhead_q / a->nhead_k, rows = a->sequences.seqlen_q_max;
-	int32_t unit = group == 1 ? 4 * TILE_ROWS : group == 2 ? 2 * TILE_ROWS : TILE_ROWS;
-	int64_t heads = (int64_t)a->sequences.batch * a->nhead_k;
-
-	while (unit < rows && heads * ((rows + 2 * unit - 1) / (2 * unit)) >= ENOUGH_TASKS)
-		unit *= 2;
-	return unit;
-}
-
-struct square {
-	int32_t chunk_q, chunk_k;
-	int32_t n_q, n_k, n; /* n: the larger */
-};
-
-/* Chunks are cut by the longest sequence's lengths, so that task numbers mean the same for all. */
-static struct square square_of(const struct abi_bwd_args *a, int32_t q_len, int32_t k_len)
-{
-	struct square s = {
-		.chunk_q = chunk_of(a->sequences.seqlen_q_max, query_unit(a)),
-		.chunk_k = chunk_of(a->sequences.seqlen_k_max, tile_columns(a)),
-	};
-
-	s.n_q = (q_len + s.chunk_q - 1) / s.chunk_q;
-	s.n_k = (k_len + s.chunk_k - 1) / s.chunk_k;
-	s.n = s.n_q > s.n_k ? s.n_q : s.n_k;
-	return s;
+	return square.n_k > 0 ? (square.n_k + square.group - 1) / square.group : 0;
 }
 
 /* Rows of an accumulator; every head of a sequence has room for whole panels. */
@@ -143,15 +107,16 @@ static void clear_floats(float *to, int64_t n)
 		memset(to, 0, sizeof(float) * (n < PIECE ? n : PIECE));
 }
 
-/* dQ where there are no keys, and dBias, which masked tiles never reach. */
+/* Splits of dQ that no keys belong to, and dBias, which masked tiles never reach. */
 static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
 {
 	const struct abi_bwd_args *a = t->args;
-	int32_t n_columns = a->sequences.seqlen_k_max;
+	int32_t n_columns = a->sequences.seqlen_k_max, n_splits = bwd_n_splits(a, v->batch);
+	int32_t groups = square_groups(square_at(a, v->q_len, v->k_len));
 
-	if (v->k_len == 0)
-		clear_floats(bwd_dq_acc(a, v, head, 0, 0),
-			     (int64_t)bwd_n_splits(a, v->batch) * v->q_physical * a->hdim_q);
+	if (groups < n_splits)
+		clear_floats(bwd_dq_acc(a, v, head, groups, 0),
+			     (int64_t)(n_splits - groups) * v->q_physical * a->hdim_q);
 	if (!a->dbias.data || dbias_is_summed(a))
 		return;
 	memset(t->dz, 0, sizeof(float) * TILE_LD);
@@ -166,13 +131,13 @@ static void clear(struct tile *t, const struct view_sequence *v, int32_t head)
 /* --- phase: square ------------------------------------------------------------------------------
  */
 
-/* dQ of the tile, from scratch to split 0 of dq_acc, whose rows are hdim_q long. */
+/* dQ of the tile, from scratch to the task's split of dq_acc, whose rows are hdim_q long. */
 static void add_dq(const struct tile *t, bool fresh)
 {
 	const struct abi_bwd_args *a = t->args;
 
 	for (int32_t i = 0; i < t->n_rows; i++) {
-		float *to = bwd_dq_acc(a, &t->sequence, t->head, 0, t->row + i);
+		float *to = bwd_dq_acc(a, &t->sequence, t->head, t->split, t->row + i);
 		const float *from = t->dq + (int64_t)i * t->width_q;
 
 		for (int32_t d = 0; d < a->hdim_q; d++)
@@ -231,8 +196,8 @@ static void accumulate(struct tile *t, float *dk, float *dv, bool fresh_keys, bo
 	/* The product writes whole vectors, with a tile unit whole groups of rows, and rows of
 	 * dq_acc follow each other directly. */
 	if (a->hdim_q % COLUMN_UNIT == 0 && (!OPERAND_TILES || t->n_rows % GROUP_ROWS == 0)) {
-		accumulate_queries(t, bwd_dq_acc(a, &t->sequence, t->head, 0, t->row), a->hdim_q,
-				   fresh_queries);
+		accumulate_queries(t, bwd_dq_acc(a, &t->sequence, t->head, t->split, t->row),
+				   a->hdim_q, fresh_queries);
 		return;
 	}
 	accumulate_queries(t, t->dq, t->width_q, true);
@@ -262,7 +227,9 @@ static void accumulate_visible(struct tile *t, float *dk, float *dv, bool fresh_
 			float ds = operand_value(tile_ds(t)[i * P_LD + j]);
 			const operand *k = rows_a(t->k, j).data;
 
-			if (!view_visible(&a->band, v, t->row + i, t->column + j))
+			if (seen_is_data(&a->mask_data)
+				    ? !t->seen[i * TILE_COLUMNS + j]
+				    : !view_visible(&a->band, v, t->row + i, t->column + j))
 				continue;
 			for (int32_t d = 0; d < a->hdim_v; d++)
 				dv[(int64_t)j * t->width_v + d] += p * operand_value(d_o[d]);
@@ -335,16 +302,16 @@ static void fetch_next(struct tile *t, const struct square_work *w, int32_t head
 	fetch_queries(t, &a->q, a->hdim_q, head, row, min_int(TILE_ROWS, row_end - row));
 	fetch_queries(t, &a->d_o, a->hdim_v, head, row, min_int(TILE_ROWS, row_end - row));
 	if (!w->fresh_queries)
-		fetches_add(&t->fetches, bwd_dq_acc(a, &t->sequence, head, 0, row),
+		fetches_add(&t->fetches, bwd_dq_acc(a, &t->sequence, head, t->split, row),
 			    (int64_t)sizeof(float) * a->hdim_q, (int64_t)sizeof(float) * a->hdim_q,
 			    min_int(TILE_ROWS, row_end - row));
 	fetches_begin(&t->fetches, tile_steps(t));
 }
 
 static void clear_queries(const struct tile *t, const struct view_sequence *v, int32_t head,
-			  int32_t split, int32_t row, int32_t row_end)
+			  int32_t row, int32_t row_end)
 {
-	memset(bwd_dq_acc(t->args, v, head, split, row), 0,
+	memset(bwd_dq_acc(t->args, v, head, t->split, row), 0,
 	       sizeof(float) * (row_end - row) * t->args->hdim_q);
 }
 
@@ -369,7 +336,7 @@ static bool square_column(struct tile *t, const struct view_sequence *v,
 				return false;
 			if (!tile_place(t, v, h, i, n_rows, column, n_columns)) {
 				if (fresh_queries)
-					clear_queries(t, v, h, 0, i, i + n_rows);
+					clear_queries(t, v, h, i, i + n_rows);
 				continue;
 			}
 			if (!loaded)
@@ -429,39 +396,37 @@ static void write_keys(struct tile *t, const struct view_sequence *v, int32_t he
 	}
 }
 
-/* The key chunk's turn in phase @turn of its sequence's square. */
+/* The key chunk's turn in phase @turn of its group's square. */
 static void square_task(struct tile *t, const struct view_sequence *v, int32_t head_k,
 			struct square square, int32_t turn, int32_t chunk_k, void *workspace)
 {
-	const struct abi_bwd_args *a = t->args;
-	/* NOLINTNEXTLINE: a key chunk is one of square.n at most */
-	int32_t chunk_q = (chunk_k + turn) % square.n, group = a->nhead_q / a->nhead_k;
+	int32_t first = chunk_k / square.group * square.group, place = chunk_k - first;
+	int32_t n_k = min_int(square.group, square.n_k - first);
+	int32_t turns = n_k > square.n_q ? n_k : square.n_q, chunk_q;
 	int32_t key = chunk_k * square.chunk_k, key_end = min_int(key + square.chunk_k, v->k_len);
-	int32_t row = chunk_q * square.chunk_q, row_end = min_int(row + square.chunk_q, v->q_len);
 	struct square_work w = {
 		.square = square,
 		.head_k = head_k,
-		.chunk_q = chunk_q,
 		.chunk_k = chunk_k,
 		.fresh_keys = turn == 0,
-		/* Key chunk n meets query chunk m in turn m - n; where there are fewer key chunks,
-		 * the last of them comes first to the query chunks past them. */
-		.fresh_queries = turn == (chunk_q < square.n_k ? 0 : chunk_q - square.n_k + 1),
 		.workspace = workspace,
 	};
 
+	if (turn >= turns)
+		return;
+	t->split = chunk_k / square.group;
+	w.chunk_q = chunk_q = (place + turn) % turns;
+	/* Key chunk n meets query chunk m in turn m - n; where there are fewer key chunks, the last of
+	 * them comes first to the query chunks past them. */
+	w.fresh_queries = turn == (chunk_q < n_k ? 0 : chunk_q - n_k + 1);
 	if (chunk_q < square.n_q) {
-		/* Only split 0 is ever added to. */
-		for (int32_t h = head_k * group; w.fresh_queries && h < (head_k + 1) * group; h++)
-			for (int32_t split = 1; split < bwd_n_splits(a, v->batch); split++)
-				clear_queries(t, v, h, split, row, row_end);
 		if (!square_tiles(t, v, &w))
 			return;
 	} else if (w.fresh_keys) {
 		clear_keys(t, key_accumulator(t, workspace, v, head_k, key, false),
 			   key_accumulator(t, workspace, v, head_k, key, true), key_end - key);
 	}
-	if (turn == square.n - 1)
+	if (turn == turns - 1)
 		write_keys(t, v, head_k, key, key_end, workspace);
 }
 
@@ -574,7 +539,7 @@ static int64_t dq_dk_dv_tasks(const void *args, int phase, int n_threads)
 	const struct abi_bwd_args *a = args;
 	const struct abi_sequences *s = &a->sequences;
 	int64_t heads = (int64_t)s->batch * a->nhead_k;
-	struct square square = square_of(a, s->seqlen_q_max, s->seqlen_k_max);
+	struct square square = square_at(a, s->seqlen_q_max, s->seqlen_k_max);
 
 	(void)n_threads;
 	if (phase == PHASE_CLEAR)
@@ -586,14 +551,14 @@ static int64_t dq_dk_dv_tasks(const void *args, int phase, int n_threads)
 			return 0;
 		return grid.n_batch * grid.n_head * grid.n_row * grid.n_column;
 	}
-	return phase - PHASE_SQUARE < square.n ? heads * square.n_k : 0;
+	return phase - PHASE_SQUARE < square.turns ? heads * square.n_k : 0;
 }
 
 static void dq_dk_dv_task(const struct abi_bwd_args *a, int phase, int64_t task, void *workspace,
 			  void *scratch)
 {
 	const struct abi_sequences *s = &a->sequences;
-	struct square longest = square_of(a, s->seqlen_q_max, s->seqlen_k_max), square;
+	struct square longest = square_at(a, s->seqlen_q_max, s->seqlen_k_max), square;
 	struct view_sequence v;
 	struct tile t;
 	size_t tile_bytes = ROUND_UP(tile_init(&t, a, scratch), 64);
@@ -612,8 +577,8 @@ static void dq_dk_dv_task(const struct abi_bwd_args *a, int phase, int64_t task,
 	chunk_k = (int32_t)(task % longest.n_k);
 	head = task / longest.n_k;
 	v = view_sequence(s, NULL, (int32_t)(head / a->nhead_k));
-	square = square_of(a, v.q_len, v.k_len);
-	if (chunk_k < square.n_k && phase - PHASE_SQUARE < square.n)
+	square = square_at(a, v.q_len, v.k_len);
+	if (chunk_k < square.n_k)
 		square_task(&t, &v, (int32_t)(head % a->nhead_k), square, phase - PHASE_SQUARE,
 			    chunk_k, workspace);
 }
@@ -634,7 +599,8 @@ static int dq_dk_dv_accepts(const void *args)
 {
 	const struct abi_bwd_args *a = args;
 
-	return a->dtype <= ABI_BF16 && a->dq_acc && a->hdim_q <= 256 && a->hdim_v <= 256;
+	return a->dtype <= ABI_BF16 && a->dq_acc && a->hdim_q <= CPU_MAX_HDIM_Q &&
+	       a->hdim_v <= CPU_MAX_HDIM_V;
 }
 
 static size_t dq_dk_dv_workspace(const void *args, int n_threads)

@@ -21,6 +21,7 @@
 #include "dropout_tile.h"
 #include "pack.h"
 #include "score.h"
+#include "seen.h"
 #include "tile.h"
 
 enum {
@@ -70,6 +71,7 @@ struct tile_row {
 	float lse, delta, slope; /* slope: times log2(e) */
 	int32_t diagonal;        /* column of alibi's 0 */
 	int32_t first, last;     /* visible columns, sink tokens apart */
+	bool holes;              /* not all of them: a mask is data */
 };
 
 /* Columns of the tile that some row of the strip may see; begin starts a panel. */
@@ -83,6 +85,7 @@ struct tile {
 	struct view_sequence sequence;
 	int32_t width_q, width_v; /* head dims rounded up to panels */
 	int32_t head, row, n_rows;
+	int32_t split; /* of dq_acc, that its dQ belongs to */
 	int32_t column, n_columns;
 	int32_t begin,
 		end; /* the columns of the tile that some row may see; begin starts a panel */
@@ -103,6 +106,7 @@ struct tile {
 	float *dq;                  /* [TILE_ROWS, width_q] */
 	float *bias;                /* [TILE_LD] */
 	uint8_t *bytes;             /* [TILE_ROWS, TILE_COLUMNS] dropout bytes */
+	uint8_t *seen;              /* likewise, 1 where a mask that is data lets a row see */
 	struct fetches fetches;     /* what the next tile reads */
 	struct strip strips[N_STRIPS];
 	struct tile_row facts[TILE_ROWS];
@@ -147,6 +151,7 @@ static inline size_t tile_init(struct tile *t, const struct abi_bwd_args *a, voi
 	t->dq = take(&at, single * t->width_q * TILE_ROWS);
 	t->bias = take(&at, single * TILE_LD);
 	t->bytes = take(&at, a->dropout.p_drop > 0 ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
+	t->seen = take(&at, seen_is_data(&a->mask_data) ? TILE_ROWS * TILE_COLUMNS + GROUP : 0);
 	return at - (uintptr_t)scratch;
 }
 
@@ -266,6 +271,41 @@ static inline struct columns visible_columns(const struct abi_band *band,
 	return c;
 }
 
+/* The same by a mask that is data, which then leaves the tile's columns in t->seen, and what there is
+ * of each row in its facts. */
+static inline bool tile_place_data(struct tile *t, const struct view_sequence *v, int32_t column)
+{
+	const struct abi_mask_data *mask = &t->args->mask_data;
+	int32_t lo = column + t->begin, hi = column + t->end;
+	struct seen_range all = {0, 0};
+
+	for (int32_t i = 0; i < t->n_rows; i++) {
+		struct score_row r = score_row_at(&t->args->band, v, t->head, t->row + i, lo, hi);
+		struct seen_range hull = seen_hull(mask, v, &r, lo, hi);
+
+		seen_join(&all, hull.lo, hull.hi);
+		t->facts[i].first = hull.lo;
+		t->facts[i].last = hull.hi - 1;
+	}
+	if (all.lo >= all.hi)
+		return false;
+	t->begin = (all.lo - column) / PANEL * PANEL;
+	t->end = all.hi - column;
+	memset(t->seen, 0, (size_t)t->n_rows * TILE_COLUMNS + GROUP);
+	for (int32_t i = 0; i < t->n_rows; i++) {
+		struct tile_row *fact = &t->facts[i];
+		uint8_t *seen = t->seen + i * TILE_COLUMNS;
+		struct score_row r = score_row_at(&t->args->band, v, t->head, t->row + i, lo, hi);
+
+		if (fact->last < fact->first)
+			continue;
+		seen_fill(mask, v, &r, fact->first, fact->last + 1, seen + (fact->first - column));
+		fact->holes = !seen_all(seen + (fact->first - column),
+					fact->last + 1 - fact->first);
+	}
+	return true;
+}
+
 /*
  * Places the tile's rows and finds the columns that matter; false when no row sees any. Rows
  * further down see columns further right, so the first and the last row decide.
@@ -291,7 +331,7 @@ static inline bool tile_place(struct tile *t, const struct view_sequence *v, int
 	t->n_rows = n_rows;
 	t->begin = (int32_t)(first - column) / PANEL * PANEL;
 	t->end = (int32_t)(last - column) + 1;
-	return true;
+	return !seen_is_data(&t->args->mask_data) || tile_place_data(t, v, column);
 }
 
 /* @rows: of the strip. */
@@ -305,8 +345,11 @@ static inline void strip_init(struct tile *t, struct strip *strip, const struct 
 		last = rows[i].last > last ? rows[i].last : last;
 		full_first = rows[i].first > full_first ? rows[i].first : full_first;
 		full_last = rows[i].last < full_last ? rows[i].last : full_last;
+		if (rows[i].holes)
+			full_last = -1;
 	}
-	if (t->args->band.mask != ABI_MASK_NONE && t->args->band.sink_tokens > t->column)
+	if (t->args->band.mask != ABI_MASK_NONE && t->args->band.sink_tokens > t->column &&
+	    !seen_is_data(&t->args->mask_data))
 		first = t->column;
 	*strip = (struct strip){
 		.begin = clamp((int64_t)first - t->column, t->begin, t->end) / PANEL * PANEL,
@@ -334,8 +377,8 @@ static inline void tile_load_facts(struct tile *t)
 		float row_lse = lse[i * a->lse.stride_seq];
 		/* A row with nothing to attend to sees nothing. */
 		bool empty = row_lse == -INFINITY;
-
-		t->facts[i] = (struct tile_row){
+		bool is_data = seen_is_data(&a->mask_data);
+		struct tile_row fact = {
 			.lse = empty ? 0 : row_lse,
 			.delta = delta[i * a->d.stride_seq],
 			.slope = slope * LOG2_E,
@@ -343,6 +386,16 @@ static inline void tile_load_facts(struct tile *t)
 			.first = empty ? INT32_MAX : clamp(t->row + i + window.first, 0, v->k_len),
 			.last = empty ? -1 : clamp(t->row + i + window.last, -1, v->k_len - 1),
 		};
+		if (is_data && (empty || t->facts[i].last < t->facts[i].first)) {
+			fact.first = INT32_MAX;
+			fact.last = -1;
+			memset(t->seen + i * TILE_COLUMNS, 0, TILE_COLUMNS);
+		} else if (is_data) { /* as tile_place_data() left it */
+			fact.first = t->facts[i].first;
+			fact.last = t->facts[i].last;
+			fact.holes = t->facts[i].holes;
+		}
+		t->facts[i] = fact;
 	}
 	t->masked = false;
 	for (int32_t i = 0; i < t->n_rows; i += STRIP_ROWS)
@@ -407,8 +460,6 @@ static inline void tile_load_bytes(struct tile *t)
 	}
 }
 
-typedef uint8_t vb_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
-
 /* @yes where the mask is -1, 0 where it is 0. */
 static inline vf vf_keep(vi mask, vf yes)
 {
@@ -438,6 +489,7 @@ static inline const float *block_bias(struct tile *t, int32_t i, int32_t begin, 
 struct pass {
 	bool extras; /* bias, alibi, soft cap, dropout or dbias may be on */
 	bool masked; /* some elements are not visible */
+	bool data;   /* which ones, t->seen says */
 };
 
 /* P and dS, [TILE_ROWS, P_LD] each. */
@@ -508,6 +560,11 @@ static inline __attribute__((always_inline)) void group_pass(struct tile *t, int
 			vi seen = (column >= row->first) | (column < a->band.sink_tokens);
 
 			seen &= column <= row->last;
+			if (pass.data)
+				seen = __builtin_convertvector(
+					       *(const vb_memory *)(t->seen + i * TILE_COLUMNS + j +
+								    u * LANES),
+					       vi) != 0;
 			r[u] = vf_keep(seen, r[u]);
 			dz = vf_keep(seen, dz);
 		}
@@ -537,15 +594,17 @@ static inline __attribute__((always_inline)) void block_pass(struct tile *t, con
 }
 
 /* One function each, not inlined: their constants want all the registers. */
-#define BLOCK_PASS(name, extras, masked)                                                           \
+#define BLOCK_PASS(name, extras, masked, data)                                                     \
 	static __attribute__((noinline, unused)) void name(struct tile *t, const struct block *b)  \
 	{                                                                                          \
-		block_pass(t, b, (struct pass){extras, masked});                                   \
+		block_pass(t, b, (struct pass){extras, masked, data});                             \
 	}
-BLOCK_PASS(block_pass_plain, false, false)
-BLOCK_PASS(block_pass_masked, false, true)
-BLOCK_PASS(block_pass_extras, true, false)
-BLOCK_PASS(block_pass_masked_extras, true, true)
+BLOCK_PASS(block_pass_plain, false, false, false)
+BLOCK_PASS(block_pass_masked, false, true, false)
+BLOCK_PASS(block_pass_data, false, true, true)
+BLOCK_PASS(block_pass_extras, true, false, false)
+BLOCK_PASS(block_pass_masked_extras, true, true, false)
+BLOCK_PASS(block_pass_data_extras, true, true, true)
 
 /* Zeros in columns [begin, end) of the strip's rows. */
 static inline void strip_clear(struct tile *t, int32_t row, int32_t row_end, int32_t begin,
@@ -595,7 +654,9 @@ static inline void block_scores(struct tile *t, const struct block *b, const str
 	gemm(m, n, ROUND_UP(a->hdim_v, K_UNIT), rows_a(t->d_o, b->row),
 	     tile_panels(t->v_columns, b->begin, a->hdim_v), t->dp + b->row * TILE_LD + b->begin,
 	     TILE_LD, false, &t->fetches);
-	if (extras)
+	if (masked && seen_is_data(&a->mask_data))
+		(extras ? block_pass_data_extras : block_pass_data)(t, b);
+	else if (extras)
 		(masked ? block_pass_masked_extras : block_pass_extras)(t, b);
 	else
 		(masked ? block_pass_masked : block_pass_plain)(t, b);

@@ -105,6 +105,34 @@ static inline float float_from_e4m3(uint8_t b)
 	return float_from_f16(half) * 256.0f;
 }
 
+/* The largest finite numbers, at which anything beyond is cut. */
+#define E4M3_MOST 448.0f
+#define E5M2_MOST 57344.0f
+
+/* Codes of numbers cut so; a NaN becomes the positive one. No branch, so that loops become vectors: below
+ * the smallest normal number an addition rounds to its place, above the bits are rounded as they are. */
+static inline uint8_t float_to_e4m3(float f)
+{
+	uint32_t bits = float_to_bits(f), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
+	uint32_t cut = magnitude < 0x43e00000 ? magnitude : 0x43e00000;
+	uint32_t low = float_to_bits(bits_to_float(cut) + 0x1p14f) & 0x0f;
+	uint32_t high = ((cut + 0x7ffff + (cut >> 20 & 1)) >> 20) - (120 << 3);
+	uint32_t code = sign | (cut < 0x3c800000 ? low : high);
+
+	return (uint8_t)(magnitude > 0x7f800000 ? 0x7f : code);
+}
+
+static inline uint8_t float_to_e5m2(float f)
+{
+	uint32_t bits = float_to_bits(f), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
+	uint32_t cut = magnitude < 0x47600000 ? magnitude : 0x47600000;
+	uint32_t low = float_to_bits(bits_to_float(cut) + 0x1p7f) & 0x07;
+	uint32_t high = ((cut + 0xfffff + (cut >> 21 & 1)) >> 21) - (112 << 2);
+	uint32_t code = sign | (cut < 0x38800000 ? low : high);
+
+	return (uint8_t)(magnitude > 0x7f800000 ? 0x7e : code);
+}
+
 static inline float load_one(const void *data, int32_t dtype, int64_t index)
 {
 	switch (dtype) {

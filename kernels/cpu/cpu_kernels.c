@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <pthread.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
 
 #define MAX_KERNELS 256
 
@@ -31,8 +31,6 @@ CPU_SOURCES(DECLARE_SOURCE)
 	{level, name##_kernels_##suffix, &name##_n_kernels_##suffix},
 static const struct source sources[] = {CPU_SOURCES(LIST_SOURCE)};
 #undef LIST_SOURCE
-
-_Thread_local struct cpu_progress *cpu_progress;
 
 static const struct cpu_kernel *lists[CPU_N_LEVELS][MAX_KERNELS];
 static size_t list_lengths[CPU_N_LEVELS];

@@ -6,11 +6,12 @@
  * saves their registers (XCR0), and for AMX the kernel lets this process use the tiles
  * (arch_prctl).
  */
+#include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_level.h>
 
 static const char *const level_names[CPU_N_LEVELS] = {
 	[CPU_PORTABLE] = "portable",     [CPU_X86_64_V3] = "x86_64_v3",

@@ -8,6 +8,7 @@
 #define FMHA_CPU_SOURCES_H
 
 #define CPU_SOURCES_EVERYWHERE(X, suffix, level)                                                   \
+	X(cpu_latent, suffix, level)                                                               \
 	X(cpu_decode, suffix, level)                                                               \
 	X(cpu_flash, suffix, level)                                                                \
 	X(cpu_bwd_rows, suffix, level)                                                             \
@@ -20,9 +21,11 @@
 	CPU_SOURCES_EVERYWHERE(X, portable, CPU_PORTABLE)                                          \
 	CPU_SOURCES_EVERYWHERE(X, v3, CPU_X86_64_V3)                                               \
 	CPU_SOURCES_EVERYWHERE(X, v4, CPU_X86_64_V4)                                               \
+	X(cpu_latent, v4_bf16, CPU_X86_64_V4_BF16)                                                 \
 	X(cpu_decode, v4_bf16, CPU_X86_64_V4_BF16)                                                 \
 	X(cpu_flash, v4_bf16, CPU_X86_64_V4_BF16)                                                  \
 	X(cpu_bwd_tile, v4_bf16, CPU_X86_64_V4_BF16)                                               \
+	X(cpu_latent, amx, CPU_X86_64_AMX)                                                         \
 	X(cpu_decode, amx, CPU_X86_64_AMX)                                                         \
 	X(cpu_flash, amx, CPU_X86_64_AMX)                                                          \
 	X(cpu_bwd_tile, amx, CPU_X86_64_AMX)

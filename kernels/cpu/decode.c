@@ -18,18 +18,17 @@
 #include <stdlib.h>
 
 #define OPERAND_FLOAT
-#include "output.h"
 #include "pack.h"
+#include "partials.h"
 #include "tile.h"
 
-#define HEAD_ROWS  CPU_DECODE_ROWS /* of one key head, at most */
-#define ROWS       64              /* rows of a task, at most */
-#define CHUNK      CPU_DECODE_KEYS /* keys a task */
-#define STEP       16              /* keys that all heads go through before the next ones */
-#define KEYS       4               /* keys side by side in a dot product */
-#define DIMS       4               /* vectors of O held in registers */
-#define MERGE_STEP 256             /* chunks put together between two signs of life */
-#define S_STRIDE   (CHUNK + 16)
+#define HEAD_ROWS CPU_DECODE_ROWS /* of one key head, at most */
+#define ROWS      64              /* rows of a task, at most */
+#define CHUNK     CPU_DECODE_KEYS /* keys a task */
+#define STEP      16              /* keys that all heads go through before the next ones */
+#define KEYS      4               /* keys side by side in a dot product */
+#define DIMS      4               /* vectors of O held in registers */
+#define S_STRIDE  (CHUNK + 16)
 
 struct scratch {
 	float *q;       /* [ROWS, hdim_q], scaled */
@@ -38,13 +37,6 @@ struct scratch {
 	const char **k; /* [CHUNK + 2 STEP] where keys begin, first head of the task */
 	const char **v;
 	int64_t *page; /* [CHUNK] */
-};
-
-/* Partial results, f32: for every chunk of every group of heads, per row O [hdim_v], the maximum,
- * the sum. */
-struct partials {
-	float *at;
-	int64_t row_floats, chunk_floats;
 };
 
 struct decode {
@@ -129,7 +121,7 @@ static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void
 
 static struct partials partials_at(const struct abi_fwd_args *a, void *workspace, int64_t unit)
 {
-	struct partials p = {.row_floats = a->hdim_v + 16}; /* a cache line for the two numbers */
+	struct partials p = {.row_floats = a->hdim_v + PARTIALS_NUMBERS};
 
 	p.chunk_floats = p.row_floats * max_head_rows(a) * heads_per_task(a);
 	p.at = (float *)workspace + unit * p.chunk_floats;
@@ -175,7 +167,7 @@ static void decode_rows(struct decode *t, int64_t begin, int64_t end)
 static void decode_addresses(struct decode *t)
 {
 	const struct abi_fwd_args *a = t->a;
-	int32_t n = t->end - t->begin, bytes = dtype_bytes(a->dtype), x = 16 / bytes;
+	int32_t n = t->end - t->begin, bytes = dtype_bytes(view_kv_dtype(a)), x = 16 / bytes;
 	const char **k = t->scratch.k, **v = t->scratch.v;
 
 	t->k_head_bytes = a->k.stride_head * bytes;
@@ -203,8 +195,8 @@ static void apply_descale(const struct decode *t, const struct abi_descale *d, i
 			  float *s)
 {
 	for (int32_t j = 0; d->data && j < t->end - t->begin; j++)
-		s[j] *= descale_at(d, t->s.batch, head, t->s.leftpad + t->begin + j,
-				   d->per_page ? t->scratch.page[j] : 0);
+		s[j] *= view_descale(d, t->s.batch, head, t->s.leftpad + t->begin + j,
+				     d->per_page ? t->scratch.page[j] : 0, t->a->cache.page_size);
 }
 
 /* The sums of four vectors, side by side. */
@@ -576,7 +568,9 @@ static inline __attribute__((always_inline)) void values_as(struct decode *t, st
 
 static void decode_scores(struct decode *t)
 {
-	switch (t->a->dtype) {
+	int32_t dtype = view_kv_dtype(t->a);
+
+	switch (dtype) {
 	case ABI_F32:
 		scores_as(t, ABI_F32, 0);
 		break;
@@ -587,13 +581,13 @@ static void decode_scores(struct decode *t)
 		scores_as(t, ABI_BF16, 0);
 		break;
 	case ABI_E4M3:
-		if (is_fast(t->a->dtype, t->a->hdim_q))
+		if (is_fast(dtype, t->a->hdim_q))
 			scores_as(t, ABI_E4M3, 1);
 		else
 			scores_as(t, ABI_E4M3, 0);
 		break;
 	default:
-		if (is_fast(t->a->dtype, t->a->hdim_q))
+		if (is_fast(dtype, t->a->hdim_q))
 			scores_as(t, ABI_E5M2, 1);
 		else
 			scores_as(t, ABI_E5M2, 0);
@@ -603,7 +597,9 @@ static void decode_scores(struct decode *t)
 
 static void decode_values(struct decode *t, struct partials out)
 {
-	switch (t->a->dtype) {
+	int32_t dtype = view_kv_dtype(t->a);
+
+	switch (dtype) {
 	case ABI_F32:
 		values_as(t, out, ABI_F32, 0);
 		break;
@@ -614,13 +610,13 @@ static void decode_values(struct decode *t, struct partials out)
 		values_as(t, out, ABI_BF16, 0);
 		break;
 	case ABI_E4M3:
-		if (is_fast(t->a->dtype, t->a->hdim_v))
+		if (is_fast(dtype, t->a->hdim_v))
 			values_as(t, out, ABI_E4M3, 1);
 		else
 			values_as(t, out, ABI_E4M3, 0);
 		break;
 	default:
-		if (is_fast(t->a->dtype, t->a->hdim_v))
+		if (is_fast(dtype, t->a->hdim_v))
 			values_as(t, out, ABI_E5M2, 1);
 		else
 			values_as(t, out, ABI_E5M2, 0);
@@ -637,7 +633,7 @@ static void decode_softmax(struct decode *t, struct partials out)
 	for (int32_t r = 0; r < n_rows(t); r++) {
 		const struct score_row *row = &t->row[r];
 		float *s = t->scratch.s + r * S_STRIDE, sum[LANES] = {0}, max;
-		float *numbers = out.at + r * out.row_floats + a->hdim_v;
+		float *numbers = partials_numbers(out, r);
 
 		apply_descale(t, &a->k_descale, t->head + r / t->head_rows, s);
 		if (t->ops.modifies)
@@ -680,14 +676,14 @@ static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 	decode_rows(&t, begin, end);
 	if (t.begin >= t.end) {
 		for (int32_t r = 0; r < n_rows(&t); r++) {
-			out.at[r * out.row_floats + a->hdim_v] = -INFINITY;
-			out.at[r * out.row_floats + a->hdim_v + 1] = 0;
+			partials_numbers(out, r)[0] = -INFINITY;
+			partials_numbers(out, r)[1] = 0;
 		}
 		return;
 	}
 	(void)scratch_init(&t.scratch, a, scratch);
 	decode_addresses(&t);
-	if (a->dtype == ABI_E4M3 && is_fast(a->dtype, a->hdim_q))
+	if (view_kv_dtype(a) == ABI_E4M3 && is_fast(ABI_E4M3, a->hdim_q))
 		t.ops.q_factor *= E4M3_FACTOR;
 	for (int32_t r = 0; r < n_rows(&t); r++)
 		fetch_query(t.scratch.q + r * a->hdim_q, a, &t.s, t.row[r].head, t.row[r].i,
@@ -695,37 +691,6 @@ static void chunk_task(const struct abi_fwd_args *a, int64_t task, void *workspa
 	decode_scores(&t);
 	decode_softmax(&t, out);
 	decode_values(&t, out);
-}
-
-/* Adds up row @r's chunks in the first one's place; an empty chunk's O was never written. */
-static struct row_state merge_chunks(struct partials first, int64_t chunks, int32_t r, int32_t hdim)
-{
-	struct row_state state = {.max = -INFINITY};
-	const float *part;
-
-	for (int64_t c = 0; c < chunks; c++) {
-		part = first.at + c * first.chunk_floats + r * first.row_floats;
-		state.max = part[hdim] > state.max ? part[hdim] : state.max;
-	}
-	state.o = first.at + r * first.row_floats;
-	for (int64_t c = 0, begun = 0; c < chunks; c++) {
-		float weight;
-
-		if (c % MERGE_STEP == MERGE_STEP - 1 && !cpu_goes_on())
-			break;
-		part = first.at + c * first.chunk_floats + r * first.row_floats;
-		if (part[hdim + 1] == 0)
-			continue;
-		weight = state.max == -INFINITY ? 1 : exp2f(part[hdim] - state.max);
-		state.sum += weight * part[hdim + 1];
-		for (int32_t d = 0; d < hdim; d += LANES) {
-			vf sum = vf_load(part + d) * weight;
-
-			vf_store(state.o + d, begun ? vf_load(state.o + d) + sum : sum);
-		}
-		begun = 1;
-	}
-	return state;
 }
 
 static void merge_task(const struct abi_fwd_args *a, int64_t task, void *workspace)

@@ -14,49 +14,7 @@
  * sequences are shorter than a tile, to all query heads that share a key head. Each group of
  * rows has its own range of columns, so a mask costs no work far from its edge.
  */
-#include "dropout_tile.h"
-#include "output.h"
-#include "pack.h"
-#include "tile.h"
-
-#define ROWS CPU_FLASH_ROWS
-/* Columns a block. Tiles multiply faster than anything can be fetched from beyond the first-level
- * cache: there scores and probabilities must stay in it. */
-#define MAX_KEYS  (OPERAND_TILES ? CPU_FLASH_TILE_KEYS : CPU_FLASH_KEYS)
-#define PACK_KEYS 256 /* columns a packing task */
-/* Rows of S lie one cache line off a power of two: else all rows of a group would share one set of
- * the cache. */
-#define S_STRIDE   (MAX_KEYS + 16)
-#define P_STRIDE   (S_STRIDE * sizeof(float) / sizeof(operand)) /* P lies where S lay */
-#define ROW_GROUPS (ROWS / GROUP_ROWS)
-#define BYTES      (MAX_KEYS + 128) /* a block may start inside a dropout patch */
-/* Rows that go through the softmax at a time. With tiles, part of the next group's scores is asked
- * for between them: the tile unit works beside the vector units. */
-#define SOFTMAX_ROWS  (OPERAND_TILES ? 8 : GROUP_ROWS)
-#define SCORE_BUFFERS (OPERAND_TILES ? 2 : 1)
-/* By how many powers of two a row's probabilities may exceed one before they get a new base: so few
- * rows ever change O after their first block. */
-#define BASE_SLACK 8
-
-_Static_assert(ROWS % GROUP_ROWS == 0, "a tile is made of whole groups");
-_Static_assert(MAX_KEYS % 128 == 0 && MAX_KEYS % PANEL == 0,
-	       "blocks start at dropout patches and panels");
-_Static_assert(PACK_KEYS % PANEL == 0, "packing tasks end at panels");
-
-/* A thread's scratch; the arrays follow each other, sized by the launch. */
-struct scratch {
-	operand *q;     /* [ROWS, q_padded] */
-	float *s;       /* [SCORE_BUFFERS, GROUP_ROWS, S_STRIDE] */
-	float *o;       /* [ROWS, v_padded] */
-	float *sum;     /* [ROWS, LANES] partial sums */
-	float *temp;    /* [max(MAX_KEYS, PANEL * q_padded, PANEL * v_padded)] */
-	uint8_t *bytes; /* [DROPOUT_PATCH_ROWS, BYTES] dropout */
-};
-
-struct workspace {
-	operand *k, *v;
-	uint8_t *finite; /* [keys / PANEL] */
-};
+#include "flash_scratch.h"
 
 /* Which dropout bytes the scratch holds. */
 struct bytes_made {
@@ -69,7 +27,7 @@ struct ahead {
 	struct {
 		const char *at;
 		int64_t lines;
-	} part[1 + 256 / PANEL]; /* K, panels of V */
+	} part[1 + CPU_MAX_HDIM_V / PANEL]; /* K, panels of V */
 	int32_t n, current;
 };
 
@@ -78,6 +36,7 @@ struct group {
 	int32_t first, last; /* columns that some row sees: [first, last); none: last 0 */
 	int32_t lo, hi;      /* every row sees all of [lo, hi) */
 	int32_t started;     /* O has been written */
+	int32_t partial;     /* some row does not see all of the block's range: data */
 };
 
 struct tile {
@@ -87,6 +46,7 @@ struct tile {
 	struct scratch scratch;
 	const operand *k, *v; /* packed, of this sequence and head */
 	const uint8_t *finite;
+	const float *factors; /* by which columns of S are still to be multiplied, or NULL */
 	int32_t k_padded, q_padded, v_padded;
 	int32_t keys; /* columns a block */
 	int32_t n_rows, most_rows;
@@ -99,58 +59,6 @@ struct tile {
 	 * seen; and what O is to be multiplied with. */
 	float base[ROWS], alpha[ROWS];
 };
-
-static int32_t v_padded(const struct abi_fwd_args *a)
-{
-	return (int32_t)round_up(a->hdim_v, PANEL);
-}
-
-static int32_t q_padded(const struct abi_fwd_args *a)
-{
-	return (int32_t)round_up(a->hdim_q, K_UNIT);
-}
-
-static size_t temp_floats(const struct abi_fwd_args *a)
-{
-	size_t row = (size_t)(q_padded(a) > v_padded(a) ? q_padded(a) : v_padded(a));
-
-	return PANEL * row > MAX_KEYS ? PANEL * row : MAX_KEYS;
-}
-
-/* Lays the arrays out from @base (NULL: only to measure); returns the bytes. */
-static size_t scratch_init(struct scratch *s, const struct abi_fwd_args *a, void *base)
-{
-	const size_t floats[] = {
-		ROWS * (size_t)q_padded(a),
-		SCORE_BUFFERS * GROUP_ROWS * S_STRIDE,
-		ROWS * (size_t)v_padded(a),
-		ROWS * LANES,
-		temp_floats(a),
-	};
-	float *q, **const arrays[] = {&q, &s->s, &s->o, &s->sum, &s->temp};
-	uintptr_t at = (uintptr_t)base;
-
-	for (int i = 0; i < 5; i++) {
-		*arrays[i] = (float *)at;
-		at += ROUND_UP(floats[i] * sizeof(float), 64);
-	}
-	s->q = (operand *)q;
-	s->bytes = (uint8_t *)at;
-	return at + DROPOUT_PATCH_ROWS * BYTES - (uintptr_t)base;
-}
-
-static size_t workspace_init(struct workspace *w, const struct abi_fwd_args *a, void *base)
-{
-	size_t keys = (size_t)(packed_keys_total(&a->sequences) * a->nhead_k);
-	uintptr_t at = (uintptr_t)base;
-
-	w->k = (operand *)at;
-	at += ROUND_UP(keys * (size_t)q_padded(a) * sizeof(operand), 64);
-	w->v = (operand *)at;
-	at += ROUND_UP(keys * (size_t)v_padded(a) * sizeof(operand), 64);
-	w->finite = (uint8_t *)at;
-	return at + ROUND_UP(keys / PANEL, 64) - (uintptr_t)base;
-}
 
 /* Phase 0. */
 
@@ -177,6 +85,9 @@ static void pack_run(const struct abi_fwd_args *a, int64_t task, void *workspace
 	(void)workspace_init(&w, a, workspace);
 	k = w.k + keys.start * q_padded(a);
 	v = w.v + keys.start * v_padded(a);
+	for (int32_t c = c0; factors_apart(a) && c < end; c++)
+		w.factors[keys.start + c] = c < s.k_len ? key_factor(a, &a->k_descale, &s, head, c)
+							: 1;
 	for (int32_t c = c0; c < end; c += PANEL) {
 		pack_k_panel(k + (int64_t)c * q_padded(a), a, &s, head, c, (operand *)scratch.temp);
 		w.finite[(keys.start + c) / PANEL] = pack_v_panel(v + (int64_t)c * PANEL,
@@ -298,18 +209,63 @@ static void group_init(struct tile *t, int32_t g)
 		group->hi = at_most(r->hi, group->hi);
 		if (score_row_empty(r))
 			continue;
+		/* Endpoints tell at once where a row begins and ends; bits would all be read. */
+		if (t->a->mask_data.intervals.data) {
+			struct seen_range hull = seen_hull(&t->a->mask_data, &t->s, r, first, last);
+
+			if (hull.lo >= hull.hi)
+				continue;
+			first = hull.lo;
+			last = hull.hi;
+		}
 		group->first = at_most(first, group->first);
 		group->last = last > group->last ? last : group->last;
 	}
 }
 
+/* What row @i of group @g sees of the block that its group came to last. */
+static uint8_t *group_seen(const struct tile *t, int32_t g, int32_t i)
+{
+	return t->scratch.seen + (g % 2 * GROUP_ROWS + i) * MAX_KEYS;
+}
+
+/* group_range() by a mask that is data, of columns @within the block. */
+static struct range group_range_data(struct tile *t, int32_t g, int32_t c0, struct range within)
+{
+	const struct abi_mask_data *mask = &t->a->mask_data;
+	struct seen_range all = {0, 0};
+	struct range range;
+
+	t->group[g].partial = 0;
+	for (int32_t i = 0; within.lo < within.hi && i < group_rows(t, g); i++) {
+		struct seen_range hull = seen_hull(mask, &t->s, &t->row[g * GROUP_ROWS + i],
+						   c0 + within.lo, c0 + within.hi);
+
+		seen_join(&all, hull.lo - c0, hull.hi - c0);
+	}
+	if (all.lo >= all.hi)
+		return (struct range){0, 0};
+	range = (struct range){all.lo / COLUMN_UNIT * COLUMN_UNIT,
+			       (int32_t)round_up(all.hi, COLUMN_UNIT)};
+	for (int32_t i = 0; i < group_rows(t, g); i++) {
+		uint8_t *seen = group_seen(t, g, i) + range.lo;
+
+		seen_fill(mask, &t->s, &t->row[g * GROUP_ROWS + i], c0 + range.lo, c0 + range.hi,
+			  seen);
+		t->group[g].partial |= !seen_all(seen, range.hi - range.lo);
+	}
+	return range;
+}
+
 /* The columns of the block at @c0 that some row of group @g sees: whole vectors, or nothing.
  * Between sink columns and a band may lie blocks that nobody sees. */
-static struct range group_range(const struct tile *t, int32_t g, int32_t c0)
+static struct range group_range(struct tile *t, int32_t g, int32_t c0)
 {
 	const struct group *group = &t->group[g];
 	struct range all = range_in_block(t, group->first, group->last, c0);
 
+	if (seen_is_data(&t->a->mask_data))
+		return group_range_data(t, g, c0, all);
 	if (t->a->band.sink_tokens > 0 && all.lo < all.hi) {
 		all = (struct range){t->keys, 0};
 		for (int32_t i = 0; i < group_rows(t, g); i++) {
@@ -442,19 +398,23 @@ static void drop(struct tile *t, operand *p, int32_t n, int32_t c0, const struct
 }
 
 /* One row of S, columns [c0, c0 + n), to its final value in base 2; returns by what it is still to
- * be multiplied, which is more than 0. */
+ * be multiplied, which is more than 0. @seen: of these columns, where a mask is data. */
 static float row_scores(struct tile *t, float *s, int32_t n, int32_t c0, const struct score_row *r,
-			int masked)
+			int masked, const uint8_t *seen)
 {
 	float factor = SCALES_Q ? 1 : t->ops.q_factor;
 
+	for (int32_t j = 0; t->factors && j < n; j += LANES)
+		vf_store(s + j, vf_load(s + j) * vf_load(t->factors + c0 + j));
 	if (!SCALES_Q && (t->ops.modifies || !(factor > 0))) {
 		scale_row(s, n, factor);
 		factor = 1;
 	}
 	if (t->ops.modifies)
 		score_modify(s, n, c0, &t->ops, &t->s, r, t->scratch.temp);
-	if (masked)
+	if (masked && seen)
+		seen_mask(s, n, seen);
+	else if (masked)
 		score_mask(s, n, c0, r);
 	return factor;
 }
@@ -471,11 +431,15 @@ static void rows_softmax(struct tile *t, int32_t g, int32_t c0, struct range ran
 	float factor = 1, most[SOFTMAX_ROWS], base[SOFTMAX_ROWS];
 	float *all = group_s(t, g) + first * S_STRIDE + range.lo;
 	operand *p = (operand *)(group_s(t, g) + first * S_STRIDE) + range.lo;
-	int masked = t->group[g].lo > c0 + range.lo || t->group[g].hi < c0 + range.hi;
+	int masked = t->group[g].lo > c0 + range.lo || t->group[g].hi < c0 + range.hi, is_data;
 
+	is_data = seen_is_data(&t->a->mask_data);
+	if (is_data)
+		masked = t->group[g].partial;
 	for (int32_t i = 0; i < n_rows; i++)
 		factor = row_scores(t, all + i * S_STRIDE, n, c0 + range.lo, &t->row[row + i],
-				    masked);
+				    masked,
+				    is_data ? group_seen(t, g, first + i) + range.lo : NULL);
 	score_max_rows(all, S_STRIDE, n_rows, n, most);
 	for (int32_t i = 0; i < n_rows; i++) {
 		float old = t->base[row + i], max = most[i] * factor;
@@ -512,12 +476,14 @@ static void group_values(struct tile *t, int32_t g, int32_t c0, struct range ran
 }
 
 /* The same for one row where V holds an infinity or a NaN: over exactly what the row sees. */
-static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
+static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0, struct range range)
 {
 	int32_t row = g * GROUP_ROWS + i;
 	const struct score_row *r = &t->row[row];
-	const struct range parts[2] = {range_in_block(t, r->sink_lo, r->sink_hi, c0),
-				       range_in_block(t, r->lo, r->hi, c0)};
+	const uint8_t *seen = seen_is_data(&t->a->mask_data) ? group_seen(t, g, i) : NULL;
+	const struct range none = {0, 0};
+	const struct range parts[2] = {seen ? none : range_in_block(t, r->sink_lo, r->sink_hi, c0),
+				       seen ? range : range_in_block(t, r->lo, r->hi, c0)};
 	const operand *p = (operand *)group_s(t, g) + i * P_STRIDE;
 
 	for (int32_t d = 0; d < t->a->hdim_v; d++) {
@@ -528,9 +494,11 @@ static void row_values_exact(struct tile *t, int32_t g, int32_t i, int32_t c0)
 		*o = t->group[g].started ? *o * t->alpha[row] : 0;
 		for (int k = 0; k < 2; k++)
 			for (int32_t j = parts[k].lo; j < parts[k].hi; j++)
-				*o += operand_value(p[j]) *
-				      operand_value(v[j / OPERAND_PAIR * OPERAND_PAIR * PANEL +
-						      j % OPERAND_PAIR]);
+				if (!seen || seen[j])
+					*o += operand_value(p[j]) *
+					      operand_value(
+						      v[j / OPERAND_PAIR * OPERAND_PAIR * PANEL +
+							j % OPERAND_PAIR]);
 	}
 }
 
@@ -570,7 +538,7 @@ static void group_run(struct tile *t, int32_t g, int32_t c0, struct range range,
 		group_values(t, g, c0, range);
 	else
 		for (int32_t i = 0; i < group_rows(t, g); i++)
-			row_values_exact(t, g, i, c0);
+			row_values_exact(t, g, i, c0, range);
 	t->group[g].started = 1;
 }
 
@@ -681,7 +649,8 @@ static int flash_accepts(const void *args)
 	/* Shorter vectors that read few rows' keys as they are beat longer ones that pack them. */
 	if (LANES == 16 && !decode_reads(a, LANES) && decode_reads(a, LANES / 2))
 		return 0;
-	return a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16;
+	return reads_rows(a) &&
+	       (a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16);
 }
 
 static size_t flash_workspace_bytes(const void *args, int n_threads)
@@ -730,6 +699,7 @@ static void tile_task(const struct abi_fwd_args *a, int64_t task, int32_t most_r
 	t.k = w.k + keys.start * t.q_padded;
 	t.v = w.v + keys.start * t.v_padded;
 	t.finite = w.finite + keys.start / PANEL;
+	t.factors = factors_apart(a) ? w.factors + keys.start : NULL;
 	t.k_padded = keys.n;
 	tile_run(&t);
 }

@@ -10,7 +10,8 @@
 #ifndef FMHA_CPU_LEVEL_H
 #define FMHA_CPU_LEVEL_H
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernel.h>
+#include <kernels/cpu_progress.h>
 
 #define CPU_JOIN_(a, b) a##_##b
 #define CPU_JOIN(a, b)  CPU_JOIN_(a, b)

@@ -64,6 +64,11 @@ static inline void operand_load_row(operand *dst, const void *data, int32_t dtyp
 	load_row(dst, data, dtype, index, stride, n);
 }
 
+static inline void operand_scale_row(operand *x, int32_t n, float factor)
+{
+	scale_row(x, n, factor);
+}
+
 static inline void operand_store(operand *p, vf x)
 {
 	vf_store(p, x);
@@ -116,17 +121,46 @@ static inline void operand_multiply(struct gemm_a a, struct gemm_b b, float *c, 
 #define COLUMN_UNIT   32
 #define SCALES_Q      0 /* a scaled Q would be rounded */
 
+/* Rows of fp8 as bf16, a stretch at a time. */
+static inline void load_narrow_row(operand *dst, const void *data, int32_t dtype, int64_t index,
+				   int64_t stride, int32_t n)
+{
+	float some[64];
+
+	for (int32_t i = 0, part; i < n; i += part) {
+		part = n - i < 64 ? n - i : 64;
+		load_row(some, data, dtype, index + i * stride, stride, part);
+		store_row(dst + i, ABI_BF16, 0, 1, some, part);
+	}
+}
+
 static inline void operand_load_row(operand *dst, const void *data, int32_t dtype, int64_t index,
 				    int64_t stride, int32_t n)
 {
 	const uint16_t *from = (const uint16_t *)data + index;
 
-	(void)dtype; /* bf16 */
+	if (dtype != ABI_BF16) { /* fp8, whose every number is one of bf16, too */
+		load_narrow_row(dst, data, dtype, index, stride, n);
+		return;
+	}
 	if (stride == 1)
 		memcpy(dst, from, (size_t)n * sizeof(*dst));
 	else
 		for (int32_t i = 0; i < n; i++)
 			dst[i] = from[i * stride];
+}
+
+/* Exact where the factor is a power of two; a bf16 of the product otherwise. */
+static inline void operand_scale_row(operand *x, int32_t n, float factor)
+{
+	float some[64];
+
+	for (int32_t i = 0, part; i < n; i += part) {
+		part = n - i < 64 ? n - i : 64;
+		load_row(some, x, ABI_BF16, i, 1, part);
+		scale_row(some, part, factor);
+		store_row(x + i, ABI_BF16, 0, 1, some, part);
+	}
 }
 
 static inline void operand_store(operand *p, vf x)

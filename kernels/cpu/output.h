@@ -12,16 +12,23 @@ static inline int64_t max_head_rows(const struct abi_fwd_args *a)
 	return (int64_t)a->sequences.seqlen_q_max * (a->nhead_q / a->nhead_k);
 }
 
+/* Whether a row sees keys that lie as tensors do: what is not so, latent.c reads. */
+static inline int reads_rows(const struct abi_fwd_args *a)
+{
+	return !a->chosen.data && a->cache.layout != ABI_KV_LATENT_FP8;
+}
+
 /* Does decode.c run this with vectors of @lanes? Its rows are few, and read as they are. */
 static inline int decode_reads(const struct abi_fwd_args *a, int32_t lanes)
 {
-	return max_head_rows(a) <= CPU_DECODE_ROWS && a->dropout.p_drop == 0 &&
-	       a->hdim_q % lanes == 0 && a->hdim_v % lanes == 0 && a->k.stride_dim == 1 &&
-	       a->v.stride_dim == 1 && (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) &&
+	return max_head_rows(a) <= CPU_DECODE_ROWS && a->dropout.p_drop == 0 && reads_rows(a) &&
+	       !a->mask_data.intervals.data && !a->mask_data.bits.data && a->hdim_q % lanes == 0 &&
+	       a->hdim_v % lanes == 0 && a->k.stride_dim == 1 && a->v.stride_dim == 1 &&
+	       (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) &&
 	       (a->o_dtype == ABI_F32 || a->o_dtype == ABI_F16 || a->o_dtype == ABI_BF16);
 }
 
-/* What the online softmax of one row has come to. */
+/* The state of the online softmax of one row. */
 struct row_state {
 	float max, sum;
 	float *o; /* [hdim_v] sum of p v; not read when nothing was summed */

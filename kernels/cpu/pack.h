@@ -47,20 +47,6 @@ static inline struct packed_keys packed_keys_at(const struct abi_sequences *s,
 	return p;
 }
 
-/* The fp8 factor of row or cache position @i; @page: used when factors belong to pages. */
-static inline float descale_at(const struct abi_descale *d, int32_t b, int32_t h, int32_t i,
-			       int64_t page)
-{
-	int64_t index;
-
-	if (!d->data)
-		return 1.0f;
-	index = (d->per_page ? page : b) * d->stride_batch + h * d->stride_head;
-	if (d->block)
-		index += i / d->block * d->stride_block;
-	return d->data[index];
-}
-
 /* Rows of one head lie far apart, which the hardware does not see coming: asks for the one this
  * many keys ahead. */
 #define PREFETCH_KEYS 8
@@ -78,45 +64,40 @@ static inline void fetch_scattered_key(operand *dst, const struct abi_fwd_args *
 				       const struct abi_tensor *t, int64_t index, int32_t hdim,
 				       int is_v)
 {
-	int32_t x = 16 / dtype_bytes(a->dtype);
+	int32_t dtype = view_kv_dtype(a), x = 16 / dtype_bytes(dtype);
 
 	if (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR) {
-		operand_load_row(dst, t->data, a->dtype, index, t->stride_dim, hdim);
+		operand_load_row(dst, t->data, dtype, index, t->stride_dim, hdim);
 	} else if (is_v) {
-		operand_load_row(dst, t->data, a->dtype, index, x, hdim);
+		operand_load_row(dst, t->data, dtype, index, x, hdim);
 	} else {
 		for (int32_t d = 0; d < hdim; d += x)
-			operand_load_row(dst + d, t->data, a->dtype,
+			operand_load_row(dst + d, t->data, dtype,
 					 index + (int64_t)d * a->cache.page_size, 1,
 					 hdim - d < x ? hdim - d : x);
 	}
 }
 
-/* Multiplies key @column by its fp8 factor. */
-static inline void descale_key(operand *dst, const struct abi_fwd_args *a,
-			       const struct abi_descale *descale, const struct view_sequence *s,
-			       int32_t head, int32_t column, int32_t hdim)
+/* The fp8 factor of key @column. */
+static inline float key_factor(const struct abi_fwd_args *a, const struct abi_descale *descale,
+			       const struct view_sequence *s, int32_t head, int32_t column)
 {
-#if SCALES_Q
 	int32_t position = s->leftpad + column;
+	int64_t page = descale->per_page ? view_page(&a->cache, s, position) : 0;
 
-	scale_row(dst, hdim,
-		  descale_at(descale, s->batch, head, position,
-			     descale->per_page ? view_page(&a->cache, s, position) : 0));
-#else /* operands are bf16, which has no factors */
-	(void)dst, (void)a, (void)descale, (void)s, (void)head, (void)column, (void)hdim;
-#endif
+	return view_descale(descale, s->batch, head, position, page, a->cache.page_size);
 }
 
-/* Keys or values [column, column + n), rows of @dst @ld apart, factors applied. @column: logical.
- */
+/* Keys or values [column, column + n), rows of @dst @ld apart, factors applied, but for those of keys
+ * where operands are bf16. @column: logical. */
 static inline void fetch_keys(operand *dst, int32_t ld, const struct abi_fwd_args *a,
 			      const struct view_sequence *s, int32_t head, int32_t column,
 			      int32_t n, int is_v)
 {
 	const struct abi_tensor *t = is_v ? &a->v : &a->k;
 	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
-	int32_t hdim = is_v ? a->hdim_v : a->hdim_q, bytes = dtype_bytes(a->dtype);
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q, dtype = view_kv_dtype(a);
+	int32_t bytes = dtype_bytes(dtype);
 	int in_rows = t->stride_dim == 1 &&
 		      (!a->cache.page_size || a->cache.layout == ABI_KV_LINEAR);
 
@@ -134,11 +115,11 @@ static inline void fetch_keys(operand *dst, int32_t ld, const struct abi_fwd_arg
 			fetch_scattered_key(dst + j * ld, a, t, index, hdim, is_v);
 		for (int32_t i = 0; in_rows && i < run; i++, index += t->stride_seq) {
 			prefetch_row(t->data, index + PREFETCH_KEYS * t->stride_seq, hdim, bytes);
-			operand_load_row(dst + (j + i) * ld, t->data, a->dtype, index, 1, hdim);
+			operand_load_row(dst + (j + i) * ld, t->data, dtype, index, 1, hdim);
 		}
 	}
-	for (int32_t j = 0; descale->data && j < n; j++)
-		descale_key(dst + j * ld, a, descale, s, head, column + j, hdim);
+	for (int32_t j = 0; (SCALES_Q || is_v) && descale->data && j < n; j++)
+		operand_scale_row(dst + j * ld, hdim, key_factor(a, descale, s, head, column + j));
 }
 
 /* Row @i of head @head of Q, times @factor and its fp8 factor where operands are floats. */
@@ -149,7 +130,7 @@ static inline void fetch_query(operand *dst, const struct abi_fwd_args *a,
 
 	operand_load_row(dst, a->q.data, a->dtype, index, a->q.stride_dim, a->hdim_q);
 #if SCALES_Q
-	scale_row(dst, a->hdim_q, factor * descale_at(&a->q_descale, s->batch, head, i, 0));
+	scale_row(dst, a->hdim_q, factor * view_descale(&a->q_descale, s->batch, head, i, 0, 0));
 #else
 	(void)factor;
 #endif

@@ -20,6 +20,9 @@
 #define LOG2_E 1.44269504088896340736f
 #define LN_2   0.69314718055994530942f
 
+/* Bytes beside a vector of floats, one for each. */
+typedef uint8_t vb_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
+
 struct score_row {
 	int32_t head, i;
 	int32_t sink_lo, sink_hi; /* visible columns left of the band, sink_hi <= lo */

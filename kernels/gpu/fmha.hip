@@ -3,23 +3,23 @@
  * fmha.hip: one kernel, chosen by the options that gpu_kernel.c writes. HIP C++ and CUDA C++ at the
  * same time: see prelude.h.
  */
-#include "config.h"
+#include "core/config.h"
 
-/* The file of the pipeline's main loop. One whose kernel takes more than arguments brings its own
- * entry, and says FMHA_OWN_ENTRY. */
+/* The file of the pipeline's main loop, with its folder. One whose kernel takes more than arguments
+ * brings its own entry, and says FMHA_OWN_ENTRY. */
 #define FMHA_TEXT(x)   #x
 #define FMHA_HEADER(x) FMHA_TEXT(x.h)
 
 #if FMHA_FAMILY == 2
-#include "combine.h"
+#include "general/combine.h"
 typedef abi_combine_args Args;
 DEV void run(const Args &args, char *lds) { Combine(args).run(lds); }
 #elif FMHA_FAMILY == 4
-#include "append.h"
+#include "general/append.h"
 typedef abi_appendkv_args Args;
 DEV void run(const Args &args, char *) { Append<Config>(args).run(); }
 #elif FMHA_FAMILY == 6
-#include "bwd_rows.h"
+#include "general/bwd_rows.h"
 typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds); }
 #elif FMHA_FAMILY == 7
@@ -29,7 +29,7 @@ typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *lds) { backward<Config>(args, lds); }
 #endif
 #elif FMHA_FAMILY == 8
-#include "bwd_rows.h"
+#include "general/bwd_rows.h"
 typedef abi_bwd_args Args;
 DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).convert((float *)lds); }
 #else /* fwd, fwd_splitkv, fwd_pagedkv, batch_prefill */

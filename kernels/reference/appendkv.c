@@ -8,9 +8,15 @@
  *   x' = round(x * c - y * s),  y' = round(x * s + y * c)
  * evaluated in double, where both products are exact, so that neither fused multiply-add nor the
  * order of operands changes a bit; then one rounding, to nearest even, from double to the tensor's
- * type. Positions past the tables' end use their last row. Everything that does not rotate is
+ * type. Positions past the tables' ends use the nearest row. Everything that does not rotate is
  * copied, bits untouched.
+ *
+ * Over a cache of fp8, x of a new row of 16 bits, rotated and rounded to float where it rotates, becomes
+ *   round(min(max(x / factor, -most), most))
+ * with a float's division and the type's largest finite number; a NaN becomes the positive one. A factor
+ * that is found is max |x| / most, at least 2^-100, or 1 where that maximum is 0 or not finite.
  */
+#include <math.h>
 #include <string.h>
 
 #include <kernels/reference.h>
@@ -18,104 +24,200 @@
 
 #include "internal.h"
 
-/* Where element @dim of the row being written goes. */
-typedef int64_t (*target_offset)(const struct abi_appendkv_args *a, const struct view_sequence *v,
-				 int32_t row, int32_t head, int32_t dim);
+/* Where the elements of a row come from and go to. */
+struct row {
+	const struct abi_appendkv_args *a;
+	const struct view_sequence *v;
+	const struct abi_tensor *from;
+	int64_t from_offset;
+	int32_t head, hdim;
+	bool turns;
+	int64_t turn;
+};
 
-/* First position that is new. */
-static int32_t length_before(const struct abi_appendkv_args *a, int32_t b)
+static uint32_t new_dtype(const struct abi_appendkv_args *a)
 {
-	int32_t length = view_k_length(&a->sequences, &a->cache, b);
-
-	if (!a->sequences.seqlen_k)
-		length -= a->seqlen_new;
-	return length > 0 ? length : 0;
+	return (uint32_t)(a->new_dtype ? a->new_dtype : a->dtype);
 }
 
-static int64_t k_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
-			int32_t row, int32_t head, int32_t dim)
-{
-	return view_cache_offset(&a->cache, &a->k, v, length_before(a, v->batch) + row, head, dim,
-				 a->nhead_k, a->hdim_q, 16 / reference_dtype_bytes(a->dtype),
-				 false);
-}
-
-static int64_t v_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
-			int32_t row, int32_t head, int32_t dim)
-{
-	return view_cache_offset(&a->cache, &a->v, v, length_before(a, v->batch) + row, head, dim,
-				 a->nhead_k, a->hdim_v, 16 / reference_dtype_bytes(a->dtype), true);
-}
-
-static int64_t q_target(const struct abi_appendkv_args *a, const struct view_sequence *v,
-			int32_t row, int32_t head, int32_t dim)
-{
-	return view_q_offset(&a->q_rotated, v, row, head) + dim * a->q_rotated.stride_dim;
-}
-
-static double table(const struct abi_appendkv_args *a, const struct abi_tensor *t, int32_t position,
+static double table(const struct abi_appendkv_args *a, const struct abi_tensor *t, int64_t position,
 		    int32_t i)
 {
 	if (position >= a->rotary_max_pos)
 		position = a->rotary_max_pos - 1;
-	return reference_load(t->data, a->rotary_dtype,
+	if (position < 0)
+		position = 0;
+	return reference_load(t->data, (uint32_t)a->rotary_dtype,
 			      position * t->stride_seq + i * t->stride_dim);
 }
 
-/* One row: @position < 0 means that it does not rotate. */
-static void write_row(const struct abi_appendkv_args *a, const struct view_sequence *v,
-		      const struct abi_tensor *from, int64_t from_offset,
-		      const struct abi_tensor *to, target_offset offset, int32_t row, int32_t head,
-		      int32_t hdim, int32_t position)
+static double load(const struct row *row, int32_t d)
 {
-	int32_t half = a->rotary_dim / 2, bytes = reference_dtype_bytes(a->dtype), n_rotated = 0;
+	return reference_load(row->from->data, new_dtype(row->a),
+			      row->from_offset + d * row->from->stride_dim);
+}
 
-	if (a->rope != ABI_ROPE_NONE && position >= 0)
-		n_rotated = a->rotary_dim;
-	for (int32_t i = 0; i < n_rotated / 2; i++) {
-		bool interleaved = a->rope == ABI_ROPE_INTERLEAVED;
-		int32_t dim_x = interleaved ? 2 * i : i;
-		int32_t dim_y = interleaved ? 2 * i + 1 : i + half;
-		double x = reference_load(from->data, a->dtype,
-					  from_offset + dim_x * from->stride_dim);
-		double y = reference_load(from->data, a->dtype,
-					  from_offset + dim_y * from->stride_dim);
-		double c = table(a, &a->rotary_cos, position, i);
-		double s = table(a, &a->rotary_sin, position, i);
+static bool rotates(const struct row *row, int32_t d)
+{
+	return row->a->rope != ABI_ROPE_NONE && row->turns && d < row->a->rotary_dim;
+}
 
-		reference_store(to->data, a->dtype, offset(a, v, row, head, dim_x), x * c - y * s);
-		reference_store(to->data, a->dtype, offset(a, v, row, head, dim_y), x * s + y * c);
-	}
-	for (int32_t d = n_rotated; d < hdim; d++)
-		memcpy((char *)to->data + offset(a, v, row, head, d) * bytes,
-		       (const char *)from->data + (from_offset + d * from->stride_dim) * bytes,
+/* Element @d as it is appended, in double. */
+static double element(const struct row *row, int32_t d)
+{
+	const struct abi_appendkv_args *a = row->a;
+	int32_t half = a->rotary_dim / 2, i, x, y;
+	double c, s;
+
+	if (!rotates(row, d))
+		return load(row, d);
+	if (a->rope == ABI_ROPE_INTERLEAVED)
+		i = d / 2, x = d & ~1, y = d | 1;
+	else
+		i = d % half, x = i, y = i + half;
+	c = table(a, &a->rotary_cos, row->turn, i);
+	s = table(a, &a->rotary_sin, row->turn, i);
+	return d == x ? load(row, x) * c - load(row, y) * s : load(row, x) * s + load(row, y) * c;
+}
+
+static void copy_element(const struct row *row, int32_t d, void *to, int64_t offset)
+{
+	size_t bytes = (size_t)reference_dtype_bytes(new_dtype(row->a));
+
+	if (rotates(row, d))
+		reference_store(to, new_dtype(row->a), offset, element(row, d));
+	else
+		memcpy((char *)to + offset * (int64_t)bytes,
+		       (const char *)row->from->data +
+			       (row->from_offset + d * row->from->stride_dim) * (int64_t)bytes,
 		       bytes);
+}
+
+static float most_of(uint32_t dtype)
+{
+	return dtype == ABI_E4M3 ? 448.0F : 57344.0F;
+}
+
+static float found_factor(const struct row *row, int32_t begin, int32_t end)
+{
+	float most = 0;
+
+	for (int32_t d = begin; d < end; d++)
+		most = fmaxf(most, fabsf((float)element(row, d)));
+	if (most == 0 || !isfinite(most))
+		return 1;
+	return fmaxf(most / most_of((uint32_t)row->a->dtype), 0x1p-100F);
+}
+
+static void quantize_element(const struct row *row, int32_t d, float factor, void *to,
+			     int64_t offset)
+{
+	uint32_t dtype = (uint32_t)row->a->dtype;
+	float most = most_of(dtype), y = (float)element(row, d) / factor;
+
+	reference_store(to, dtype, offset,
+			isnan(y) ? (double)NAN : (double)fminf(fmaxf(y, -most), most));
+}
+
+/* A key as a latent of fp8, with the factors that its blocks have. */
+static void append_latent(const struct row *row, const struct view_place *place)
+{
+	const struct abi_appendkv_args *a = row->a;
+	char *key = (char *)a->k.data + view_place_offset(a, row->v, place, row->head, 0, 0, false);
+	float factor = 1;
+
+	for (int32_t d = 0; d < ABI_LATENT_CODES; d++) {
+		if (d % ABI_LATENT_BLOCK == 0) {
+			factor = found_factor(row, d, d + ABI_LATENT_BLOCK);
+			memcpy(key + ABI_LATENT_FACTORS + d / ABI_LATENT_BLOCK * 4, &factor,
+			       sizeof(factor));
+		}
+		quantize_element(row, d, factor, key, d);
+	}
+	for (int32_t d = ABI_LATENT_CODES; d < a->hdim_q; d++)
+		reference_store(key + ABI_LATENT_REST, ABI_BF16, d - ABI_LATENT_CODES,
+				element(row, d));
+}
+
+static void append_row(const struct row *row, const struct view_place *place, bool is_v)
+{
+	const struct abi_appendkv_args *a = row->a;
+	const struct abi_tensor *t = is_v ? &a->v : &a->k;
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	int32_t x = 16 / reference_dtype_bytes((uint32_t)a->dtype);
+	int64_t at = view_place_factor(descale, row->v->batch, row->head, place);
+	float factor = 1;
+
+	if (a->new_dtype && a->computes_descale)
+		factor = ((float *)(uintptr_t)descale->data)[at] = found_factor(row, 0, row->hdim);
+	else if (a->new_dtype && descale->data)
+		factor = descale->data[at];
+	for (int32_t d = 0; d < row->hdim; d++) {
+		int64_t offset = view_place_offset(a, row->v, place, row->head, d, x, is_v);
+
+		if (a->new_dtype)
+			quantize_element(row, d, factor, t->data, offset);
+		else
+			copy_element(row, d, t->data, offset);
+	}
+}
+
+static void append_head(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t i,
+			int32_t h)
+{
+	const struct abi_tensor *k = &a->k_new, *new_v = &a->v_new;
+	int32_t b = v->batch;
+	struct view_place place;
+	struct row row = {.a = a, .v = v, .head = h};
+
+	if (!view_append_place(a, v, i, &place))
+		return;
+	row.from = k;
+	row.from_offset = b * k->stride_batch + i * k->stride_seq + h * k->stride_head;
+	row.hdim = a->hdim_q;
+	row.turns = true;
+	row.turn = place.turn;
+	if (a->cache.layout == ABI_KV_LATENT_FP8)
+		append_latent(&row, &place);
+	else
+		append_row(&row, &place, false);
+	if (!new_v->data)
+		return;
+	row.from = new_v;
+	row.from_offset = b * new_v->stride_batch + i * new_v->stride_seq + h * new_v->stride_head;
+	row.hdim = a->hdim_v;
+	row.turns = false;
+	append_row(&row, &place, true);
+}
+
+static void rotate_query(const struct abi_appendkv_args *a, const struct view_sequence *v,
+			 int32_t i, int32_t h)
+{
+	struct row row = {.a = a,
+			  .v = v,
+			  .from = &a->q,
+			  .from_offset = view_q_offset(&a->q, v, i, h),
+			  .head = h,
+			  .hdim = a->hdim_q,
+			  .turns = true};
+
+	row.turn = view_append_turn(a, v->batch, !a->slots && a->q_rows_same_position ? 0 : i);
+	for (int32_t d = 0; d < a->hdim_q; d++)
+		copy_element(&row, d, a->q_rotated.data,
+			     view_q_offset(&a->q_rotated, v, i, h) + d * a->q_rotated.stride_dim);
 }
 
 int reference_appendkv(const struct abi_appendkv_args *args)
 {
-	const struct abi_tensor *k_new = &args->k_new, *v_new = &args->v_new;
-
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		struct view_sequence v = view_sequence(&args->sequences, &args->cache, b);
-		int32_t before = length_before(args, b);
 
 		for (int32_t h = 0; h < args->nhead_k; h++)
-			for (int32_t i = 0; i < args->seqlen_new; i++) {
-				write_row(args, &v, k_new,
-					  b * k_new->stride_batch + i * k_new->stride_seq +
-						  h * k_new->stride_head,
-					  &args->k, k_target, i, h, args->hdim_q, before + i);
-				write_row(args, &v, v_new,
-					  b * v_new->stride_batch + i * v_new->stride_seq +
-						  h * v_new->stride_head,
-					  &args->v, v_target, i, h, args->hdim_v, -1);
-			}
+			for (int32_t i = 0; i < args->seqlen_new; i++)
+				append_head(args, &v, i, h);
 		for (int32_t h = 0; args->q_rotated.data && h < args->nhead_q; h++)
 			for (int32_t i = 0; i < v.q_len; i++)
-				write_row(args, &v, &args->q, view_q_offset(&args->q, &v, i, h),
-					  &args->q_rotated, q_target, i, h, args->hdim_q,
-					  before + (args->q_rows_same_position ? 0 : i));
+				rotate_query(args, &v, i, h);
 	}
 	return 0;
 }

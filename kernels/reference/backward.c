@@ -75,7 +75,8 @@ static double row_logits(const struct abi_bwd_args *a, const struct view_sequenc
 	for (int32_t j = 0; j < v->k_len; j++) {
 		struct column *c = &h->columns[j];
 
-		*c = (struct column){.visible = view_visible(&a->band, v, row, j)};
+		*c = (struct column){.visible = view_visible(&a->band, v, row, j) &&
+						view_data_visible(&a->mask_data, v, head, row, j)};
 		if (!c->visible)
 			continue;
 		c->t = a->scale * dot(h->q, h->k + (int64_t)j * a->hdim_q, a->hdim_q);

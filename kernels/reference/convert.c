@@ -105,6 +105,8 @@ int32_t reference_dtype_bytes(uint32_t dtype)
 	case ABI_F32:
 	case ABI_I32:
 		return 4;
+	case ABI_I64:
+		return 8;
 	case ABI_F16:
 	case ABI_BF16:
 		return 2;
@@ -128,6 +130,8 @@ double reference_load(const void *data, uint32_t dtype, int64_t index)
 		return ((const float *)data)[index];
 	if (dtype == ABI_I32)
 		return ((const int32_t *)data)[index];
+	if (dtype == ABI_I64)
+		return (double)((const int64_t *)data)[index];
 	return ((const uint8_t *)data)[index];
 }
 
@@ -145,6 +149,8 @@ void reference_store(void *data, uint32_t dtype, int64_t index, double value)
 		((float *)data)[index] = (float)value;
 	} else if (dtype == ABI_I32) {
 		((int32_t *)data)[index] = (int32_t)value;
+	} else if (dtype == ABI_I64) {
+		((int64_t *)data)[index] = (int64_t)value;
 	} else {
 		((uint8_t *)data)[index] = (uint8_t)value;
 	}
@@ -152,7 +158,7 @@ void reference_store(void *data, uint32_t dtype, int64_t index, double value)
 
 double reference_round(uint32_t dtype, double value)
 {
-	uint32_t raw[1];
+	uint64_t raw[1];
 
 	reference_store(raw, dtype, 0, value);
 	return reference_load(raw, dtype, 0);

@@ -25,10 +25,12 @@ struct head {
 	uint32_t round_dtype, weight_dtype; /* of S and O, of P */
 	struct view_sequence s;
 	int32_t h, h_k;
-	double *k;  /* [hdim_q, k_len] */
-	double *v;  /* [k_len, hdim_v] */
-	double *p;  /* [k_len]: s_j, then exp(s_j - m); not meaningful where !seen */
-	bool *seen; /* [k_len] */
+	int32_t n_keys; /* columns: k_len, or those that are chosen */
+	double *k;      /* [hdim_q, n_keys] */
+	double *v;      /* [n_keys, hdim_v] */
+	double *p;      /* [n_keys]: s_j, then exp(s_j - m); not meaningful where !seen */
+	bool *seen;     /* [n_keys] */
+	bool *there;    /* [n_keys] */
 };
 
 static double rounded(uint32_t dtype, double value)
@@ -54,47 +56,71 @@ static void add_scaled(const struct head *head, double *restrict sum, double fac
 	}
 }
 
-/* The factor of row or cache position i; @page: its page, used when per_page. */
-static double descale_factor(const struct abi_descale *descale, int32_t b, int32_t h, int32_t i,
-			     int64_t page)
+/* Element d of a latent of fp8 that begins at @key. */
+static double load_latent(const char *key, int32_t d)
 {
-	int64_t index;
+	float factor;
 
-	if (!descale->data)
-		return 1;
-	index = (descale->per_page ? page : b) * descale->stride_batch + h * descale->stride_head;
-	if (descale->block)
-		index += i / descale->block * descale->stride_block;
-	return descale->data[index];
+	if (d >= ABI_LATENT_CODES)
+		return reference_load(key + ABI_LATENT_REST, ABI_BF16, d - ABI_LATENT_CODES);
+	memcpy(&factor, key + ABI_LATENT_FACTORS + d / ABI_LATENT_BLOCK * 4, sizeof(factor));
+	return reference_load(key, ABI_E4M3, d) * (double)factor;
 }
 
-/* Element d of K or V at column j: the number that stands there times its descale factor. */
-static double load_key(const struct head *head, bool is_v, int32_t j, int32_t d)
+/* Element d of K or V at @at: the number that stands there times its descale factor. */
+static double load_key(const struct head *head, bool is_v, const struct view_place *at, int32_t d)
 {
 	const struct abi_fwd_args *a = head->args;
 	const struct abi_tensor *t = is_v ? &a->v : &a->k;
-	uint32_t dtype = (uint32_t)a->dtype;
-	int32_t position = head->s.leftpad + j;
-	int64_t page = a->cache.page_size ? view_page(&a->cache, &head->s, position) : 0;
-	int64_t index = view_cache_offset(&a->cache, t, &head->s, position, head->h_k, d,
-					  a->nhead_k, is_v ? a->hdim_v : a->hdim_q,
-					  16 / reference_dtype_bytes(dtype), is_v);
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	uint32_t dtype = (uint32_t)view_kv_dtype(a);
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q, x = 16 / reference_dtype_bytes(dtype);
+	bool is_latent = a->cache.layout == ABI_KV_LATENT_FP8;
+	int64_t index;
 
+	if (a->cache.page_size)
+		index = view_page_offset(&a->cache, t, at->page, at->slot, head->h_k,
+					 is_latent ? 0 : d, a->nhead_k, hdim, x, is_v);
+	else
+		index = view_cache_offset(&a->cache, t, &head->s, at->position, head->h_k,
+					  is_latent ? 0 : d, a->nhead_k, hdim, x, is_v);
+	if (is_latent)
+		return load_latent((const char *)t->data + index, d);
 	return reference_load(t->data, dtype, index) *
-	       descale_factor(is_v ? &a->v_descale : &a->k_descale, head->s.batch, head->h_k,
-			      position, page);
+	       (double)view_descale(descale, head->s.batch, head->h_k,
+				    descale->per_page ? at->slot : at->position, at->page,
+				    a->cache.page_size);
 }
 
-static void load_keys(struct head *head)
+static bool place_of(const struct head *head, int32_t i, int32_t j, struct view_place *ret_at)
 {
 	const struct abi_fwd_args *a = head->args;
-	int32_t n = head->s.k_len;
+
+	if (a->chosen.data)
+		return view_chosen_place(a, &head->s, i, j, ret_at);
+	*ret_at = (struct view_place){.position = head->s.leftpad + j};
+	if (a->cache.page_size) {
+		ret_at->page = view_page(&a->cache, &head->s, ret_at->position);
+		ret_at->slot = ret_at->position % a->cache.page_size;
+	}
+	return true;
+}
+
+/* @i: the row that they are chosen for. */
+static void load_keys(struct head *head, int32_t i)
+{
+	const struct abi_fwd_args *a = head->args;
+	int32_t n = head->n_keys;
+	struct view_place at;
 
 	for (int32_t j = 0; j < n; j++) {
+		head->there[j] = place_of(head, i, j, &at);
+		if (!head->there[j])
+			continue;
 		for (int32_t d = 0; d < a->hdim_q; d++)
-			head->k[(int64_t)d * n + j] = load_key(head, false, j, d);
+			head->k[(int64_t)d * n + j] = load_key(head, false, &at, d);
 		for (int32_t d = 0; d < a->hdim_v; d++)
-			head->v[(int64_t)j * a->hdim_v + d] = load_key(head, true, j, d);
+			head->v[(int64_t)j * a->hdim_v + d] = load_key(head, true, &at, d);
 	}
 }
 
@@ -104,12 +130,12 @@ static void scores(struct head *head, int32_t i)
 	const struct abi_fwd_args *a = head->args;
 	int64_t q = view_q_offset(&a->q, &head->s, i, head->h);
 	int64_t bias = view_q_offset(&a->bias, &head->s, i, head->h);
-	double q_factor = descale_factor(&a->q_descale, head->s.batch, head->h, i, 0);
+	double q_factor = (double)view_descale(&a->q_descale, head->s.batch, head->h, i, 0, 0);
 	double slope = a->alibi_slopes
 			       ? a->alibi_slopes[head->s.batch * a->alibi_stride_batch + head->h]
 			       : 0;
 	double *s = head->p;
-	int32_t n = head->s.k_len;
+	int32_t n = head->n_keys;
 
 	for (int32_t j = 0; j < n; j++)
 		s[j] = 0;
@@ -127,7 +153,8 @@ static void scores(struct head *head, int32_t i)
 							  bias + j * a->bias.stride_dim));
 		if (a->alibi_slopes)
 			s[j] = held(head, s[j] + view_alibi(slope, &head->s, i, j));
-		head->seen[j] = view_visible(&a->band, &head->s, i, j);
+		head->seen[j] = head->there[j] && view_visible(&a->band, &head->s, i, j) &&
+				view_data_visible(&a->mask_data, &head->s, head->h, i, j);
 	}
 }
 
@@ -135,7 +162,7 @@ static void scores(struct head *head, int32_t i)
 static double exponentials(struct head *head, double *ret_max)
 {
 	double max = -INFINITY, sum = 0;
-	int32_t n = head->s.k_len;
+	int32_t n = head->n_keys;
 
 	for (int32_t j = 0; j < n; j++)
 		if (head->seen[j])
@@ -168,7 +195,7 @@ static double forward_row(struct head *head, int32_t i, double *o, uint8_t *rand
 	sum = exponentials(head, &max);
 	for (int32_t d = 0; d < a->hdim_v; d++)
 		o[d] = 0;
-	for (int32_t j = 0; j < head->s.k_len; j++) {
+	for (int32_t j = 0; j < head->n_keys; j++) {
 		if (dropout->p_drop > 0) {
 			byte = reference_dropout_byte(
 				dropout->seed, dropout->offset, (uint32_t)head->s.batch,
@@ -196,6 +223,8 @@ static void forward_head(struct head *head, double *o, double *lse, uint8_t *ran
 	double row_lse;
 
 	for (int32_t i = 0; i < head->s.q_len; i++) {
+		if (a->chosen.data)
+			load_keys(head, i);
 		if (head->s.packed_q) {
 			row = head->s.q_start + i;
 			stat = (int64_t)head->h * sequences->total_q + row;
@@ -216,6 +245,7 @@ static void head_deinit(struct head *head)
 	free(head->v);
 	free(head->p);
 	free(head->seen);
+	free(head->there);
 }
 
 static int head_init(struct head *head, const struct abi_fwd_args *args, uint32_t round_dtype,
@@ -230,11 +260,14 @@ static int head_init(struct head *head, const struct abi_fwd_args *args, uint32_
 		if ((size_t)head->s.k_len > longest)
 			longest = (size_t)head->s.k_len;
 	}
+	if (args->chosen.n)
+		longest = (size_t)args->chosen.n;
 	head->k = calloc(longest * (size_t)args->hdim_q, sizeof(*head->k));
 	head->v = calloc(longest * (size_t)args->hdim_v, sizeof(*head->v));
 	head->p = calloc(longest, sizeof(*head->p));
 	head->seen = calloc(longest, sizeof(*head->seen));
-	if (head->k && head->v && head->p && head->seen)
+	head->there = calloc(longest, sizeof(*head->there));
+	if (head->k && head->v && head->p && head->seen && head->there)
 		return 0;
 	head_deinit(head);
 	return -1;
@@ -250,12 +283,13 @@ static int forward(const struct abi_fwd_args *args, uint32_t round_dtype, uint32
 		return -1;
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		head.s = view_sequence(&args->sequences, &args->cache, b);
+		head.n_keys = args->chosen.data ? args->chosen.n : head.s.k_len;
 		if (head.s.q_len < args->min_seqlen_q)
 			continue;
 		for (head.h = 0; head.h < args->nhead_q; head.h++) {
 			head.h_k = head.h / group;
-			if (head.h % group == 0)
-				load_keys(&head);
+			if (head.h % group == 0 && !args->chosen.data)
+				load_keys(&head, 0);
 			forward_head(&head, o, lse, randval);
 		}
 	}

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 #include "catalog_impl.h"
-#include "space_impl.h"
+#include "set_impl.h"
+#include "space_build.h"
 
 /* A list of words of @field, as bits. */
 static int load_bits(const struct spec_catalog *catalog, const struct at *at, enum spec_field field,
@@ -124,25 +125,34 @@ static int load_check(struct spec_catalog *catalog, const struct expr_scope *sco
 		  message = at_key(at, "message"), level = at_key(at, "level");
 	const char *word = "error";
 	uint64_t bits = 0;
-	int r = at_want_object(at, err);
+	int r = at_object(at, keys, err);
 
-	if (r == 0)
-		r = at_only_keys(at, keys, err);
-	if (r == 0 && families.item)
+	if (r < 0)
+		return r;
+	if (families.item)
 		r = load_bits(catalog, &families, SPEC_FIELD_family, &bits, err);
-	if (r == 0 && when.item)
+	if (r < 0)
+		return r;
+	if (when.item)
 		r = at_expr(&when, scope, &check->when, err);
-	if (r == 0)
-		r = at_expr(&require, scope, &check->require, err);
-	if (r == 0)
-		r = at_string(&field, &check->field, err);
-	if (r == 0 && field_find(check->field, strlen(check->field)) < 0)
-		r = at_error(&field, err, "there is no field '%s'", check->field);
-	if (r == 0)
-		r = at_string(&message, &check->message, err);
-	if (r == 0 && level.item)
+	if (r < 0)
+		return r;
+	r = at_expr(&require, scope, &check->require, err);
+	if (r < 0)
+		return r;
+	r = at_string(&field, &check->field, err);
+	if (r < 0)
+		return r;
+	if (field_find(check->field, strlen(check->field)) < 0)
+		return at_error(&field, err, "there is no field '%s'", check->field);
+	r = at_string(&message, &check->message, err);
+	if (r < 0)
+		return r;
+	if (level.item)
 		r = at_string(&level, &word, err);
-	if (r == 0 && strcmp(word, "error") != 0 && strcmp(word, "warning") != 0)
+	if (r < 0)
+		return r;
+	if (strcmp(word, "error") != 0 && strcmp(word, "warning") != 0)
 		r = at_error(&level, err, "must be error or warning");
 	check->is_warning = word[0] == 'w';
 	check->families = families.item ? (uint16_t)bits : UINT16_MAX;
@@ -168,16 +178,6 @@ static int load_checks(struct spec_catalog *catalog, struct arch_space *space,
 		r = load_check(catalog, scope, &here, &space->checks[space->n_checks++], err);
 	}
 	return r;
-}
-
-void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
-		     int space)
-{
-	const struct arch *of = &catalog->archs[arch];
-
-	place->document = at_document(of->document, of->path);
-	place->list = at_key(&place->document, "spaces");
-	place->space = at_item(&place->list, of->spaces[space].item, space);
 }
 
 static int find_rules(const struct spec_catalog *catalog, const struct at *at,
@@ -214,27 +214,35 @@ static int load_arch_space(struct spec_catalog *catalog, int arch_number, int nu
 	pipelines = at_key(&place.space, "pipelines");
 	pairs = at_key(&place.space, "head_dims");
 	warps = at_key(&place.space, "warp_tiles");
-	r = at_want_object(&place.space, err);
-	if (r == 0)
-		r = at_only_keys(&place.space, keys, err);
-	if (r == 0)
-		r = find_rules(catalog, &rules, &space->rules, err);
-	if (r == 0)
-		r = load_bits(catalog, &dtypes, SPEC_FIELD_data_type, &bits, err);
+	r = at_object(&place.space, keys, err);
+
+	if (r < 0)
+		return r;
+	r = find_rules(catalog, &rules, &space->rules, err);
+	if (r < 0)
+		return r;
+	r = load_bits(catalog, &dtypes, SPEC_FIELD_data_type, &bits, err);
 	space->dtypes = (uint16_t)bits;
-	if (r == 0)
-		r = load_bits(catalog, &pipelines, SPEC_FIELD_pipeline, &space->pipelines, err);
-	if (r == 0)
-		r = check_rows(catalog, &pairs, 2, err);
-	if (r == 0)
-		r = check_rows(catalog, &warps, 3, err);
-	if (r == 0)
-		r = check_constants(&place.space, space->rules, err);
+	if (r < 0)
+		return r;
+	r = load_bits(catalog, &pipelines, SPEC_FIELD_pipeline, &space->pipelines, err);
+	if (r < 0)
+		return r;
+	r = check_rows(catalog, &pairs, 2, err);
+	if (r < 0)
+		return r;
+	r = check_rows(catalog, &warps, 3, err);
+	if (r < 0)
+		return r;
+	r = check_constants(&place.space, space->rules, err);
 	if (r < 0)
 		return r;
 	fill_properties(catalog, space);
 	scope = space_scope(catalog, arch_number, number);
 	r = load_checks(catalog, space, &scope, err);
+	if (r < 0)
+		return r;
+	r = autofill_check(catalog, arch_number, number, err);
 	return r < 0 ? r : space_check(catalog, arch_number, number, err);
 }
 

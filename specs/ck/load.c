@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: MIT
+/* SPDX-License-Identifier: MIT */
 /*
  * load.c: the catalog with AMD's rules. The order matters: words.json names what the other files may use,
  * rules/ says how spaces are built, arch/ picks one of the rules and gives it its tables. Backends
@@ -8,24 +8,101 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <proto/error.h>
 
 #include "catalog_impl.h"
-#include "space_impl.h"
+#include "space_build.h"
 
-int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,
-	    struct fmha_error *err)
+/* ---- rules ---- */
+
+/* The checks of a rules file, and profiles. */
+
+/* ck/load.c */
+static int rules_judge(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		       struct spec_findings *ret_findings)
 {
-	struct fmha_error inner;
-	const char *text;
-	int r = at_string(at, &text, err);
+	const struct arch_space *space = &catalog->archs[spec->gfx_arch].spaces[0];
+	int n_errors = 0;
 
-	if (r < 0)
-		return r;
-	r = expr_compile(scope, text, ret, NULL, &inner);
-	return r == FMHA_EINVAL ? at_error(at, err, "%s", inner.msg) : r < 0 ? no_memory(err) : 0;
+	for (int i = 0; i < space->n_checks; i++) {
+		const struct check *check = &space->checks[i];
+		struct spec_finding *finding;
+
+		if (!(check->families >> spec->signature.family & 1) ||
+		    !expr_holds(&check->when, spec) || expr_holds(&check->require, spec))
+			continue;
+		n_errors += !check->is_warning;
+		if (!ret_findings)
+			continue;
+		findings_add(ret_findings, check->is_warning, check->field, &finding);
+		if (finding)
+			findings_write(catalog, spec, check->message, finding->msg,
+				       sizeof(finding->msg));
+	}
+	return n_errors;
+}
+
+int spec_profile_count(const struct spec_catalog *catalog)
+{
+	return catalog->n_profiles;
+}
+
+const char *spec_profile_name(const struct spec_catalog *catalog, int profile)
+{
+	return catalog->profiles[profile].name;
+}
+
+int spec_profile_find(const struct spec_catalog *catalog, const char *name)
+{
+	for (int i = 0; i < catalog->n_profiles; i++)
+		if (strcmp(catalog->profiles[i].name, name) == 0)
+			return i;
+	return -1;
+}
+
+int spec_profile_parse(const struct spec_catalog *catalog, const char *text)
+{
+	int profile = spec_profile_find(catalog, text);
+	char number[16];
+
+	for (int i = 0; i < catalog->n_profiles && profile < 0; i++) {
+		(void)snprintf(number, sizeof(number), "%d", catalog->profiles[i].receipt);
+		if (catalog->profiles[i].receipt >= 0 && strcmp(number, text) == 0)
+			profile = i;
+	}
+	return profile;
+}
+
+int spec_profile_kernels_of(const struct spec_catalog *catalog, int profile)
+{
+	return catalog->profiles[profile].kernels_of;
+}
+
+int spec_profile_all_types(const struct spec_catalog *catalog, int profile)
+{
+	return catalog->profiles[profile].all_types;
+}
+
+int spec_profile_receipt(const struct spec_catalog *catalog, int profile)
+{
+	return catalog->profiles[profile].receipt;
+}
+
+const char *spec_profile_text(const struct spec_catalog *catalog, int profile)
+{
+	return catalog->profiles[profile].text;
+}
+
+int spec_profile_keeps(const struct spec_catalog *catalog, int profile,
+		       const struct kernel_spec *spec)
+{
+	/* They are AMD's lists: traits that have no column there are in none of them. */
+#define IS_PLAIN(name, NAME, word, kind, families, asked) &&spec->signature.name == 0
+	return 1 FMHA_OWN_TRAITS(IS_PLAIN) && expr_holds(&catalog->profiles[profile].keep, spec);
+#undef IS_PLAIN
 }
 
 /* A word may hold anything but what the canonical name uses between words. */
@@ -141,60 +218,81 @@ static int load_document(const struct spec_catalog *catalog, const char *name, c
 	return 0;
 }
 
-static int load_words_file(struct spec_catalog *catalog, struct fmha_error *err)
+static int load_words_of(struct spec_catalog *catalog, const struct at *document,
+			 struct fmha_error *err)
 {
 	static const char *const keys[] = {"pipelines", "tile_tags", "data_types", NULL};
+	struct at pipelines = at_key(document, "pipelines"), tags = at_key(document, "tile_tags"),
+		  data_types = at_key(document, "data_types");
+	int r = at_object(document, keys, err);
+
+	if (r < 0)
+		return r;
+	r = load_words(&pipelines, &catalog->pipelines, err);
+	if (r < 0)
+		return r;
+	r = load_words(&tags, &catalog->tile_tags, err);
+	if (r < 0)
+		return r;
+	if (catalog->tile_tags.n == 0 || catalog->tile_tags.word[0][0] != '\0')
+		return at_error(&tags, err, "the first must be the empty word: no tag");
+	return load_data_types(catalog, &data_types, err);
+}
+
+static int load_words_file(struct spec_catalog *catalog, struct fmha_error *err)
+{
 	char *path = NULL;
-	struct at document, at;
+	struct at document;
 	int r = load_document(catalog, "words.json", &path, &catalog->words_document, err);
 
 	if (r < 0)
 		return r;
 	document = at_document(catalog->words_document, path);
-	r = at_want_object(&document, err);
-	if (r == 0)
-		r = at_only_keys(&document, keys, err);
-	if (r == 0) {
-		at = at_key(&document, "pipelines");
-		r = load_words(&at, &catalog->pipelines, err);
-	}
-	if (r == 0) {
-		at = at_key(&document, "tile_tags");
-		r = load_words(&at, &catalog->tile_tags, err);
-	}
-	if (r == 0 && (catalog->tile_tags.n == 0 || catalog->tile_tags.word[0][0] != '\0'))
-		r = at_error(&at, err, "the first must be the empty word: no tag");
-	if (r == 0) {
-		at = at_key(&document, "data_types");
-		r = load_data_types(catalog, &at, err);
-	}
+	r = load_words_of(catalog, &document, err);
 	free(path);
 	return r;
 }
 
 static int load_profile(struct spec_catalog *catalog, const struct at *at, struct fmha_error *err)
 {
-	static const char *const keys[] = {"name", "receipt", "keep", NULL};
+	static const char *const keys[] = {"name",      "receipt", "kernels_of",
+					   "all_types", "keep",    NULL};
 	struct expr_scope scope = {.catalog = catalog, .arch = -1};
 	struct profile profile = {.receipt = -1};
 	struct at name = at_key(at, "name"), receipt = at_key(at, "receipt"),
+		  kernels_of = at_key(at, "kernels_of"), all_types = at_key(at, "all_types"),
 		  keep = at_key(at, "keep");
 	int64_t number;
-	int r = at_want_object(at, err);
+	int r = at_object(at, keys, err);
 
-	if (r == 0)
-		r = at_only_keys(at, keys, err);
-	if (r == 0)
-		r = at_string(&name, &profile.name, err);
-	if (r == 0 && spec_profile_find(catalog, profile.name) >= 0)
-		r = at_error(&name, err, "'%s' appears twice", profile.name);
-	if (r == 0 && receipt.item) {
+	if (r < 0)
+		return r;
+	r = at_string(&name, &profile.name, err);
+	if (r < 0)
+		return r;
+	if (spec_profile_find(catalog, profile.name) >= 0)
+		return at_error(&name, err, "'%s' appears twice", profile.name);
+	if (receipt.item) {
 		r = at_int(&receipt, 0, INT32_MAX, &number, err);
 		if (r == 0)
 			profile.receipt = (int)number;
 	}
-	if (r == 0)
-		r = at_expr(&keep, &scope, &profile.keep, err);
+	profile.kernels_of = profile.receipt;
+	if (r < 0)
+		return r;
+	if (kernels_of.item) {
+		r = at_int(&kernels_of, 0, INT32_MAX, &number, err);
+		if (r == 0)
+			profile.kernels_of = (int)number;
+	}
+	if (r < 0)
+		return r;
+	if (all_types.item && !cJSON_IsBool(all_types.item))
+		r = at_error(&all_types, err, "must be true or false");
+	profile.all_types = cJSON_IsTrue(all_types.item);
+	if (r < 0)
+		return r;
+	r = at_expr(&keep, &scope, &profile.keep, err);
 	if (r < 0)
 		return r;
 	profile.text = keep.item->valuestring;
@@ -286,9 +384,10 @@ static int check_own_name(const struct at *document, const char *key, const char
 
 static int load_rules(struct spec_catalog *catalog, const char *path, struct fmha_error *err)
 {
-	static const char *const keys[] = {
-		"rules",    "constants", "define",   "axes",       "families", "tiles", "receipts",
-		"variants", "sweeps",    "validate", "exhaustive", "lookups",  NULL};
+	static const char *const keys[] = {"rules",    "constants", "define",     "axes",
+					   "families", "tiles",     "receipts",   "variants",
+					   "sweeps",   "validate",  "exhaustive", "lookups",
+					   "autofill", NULL};
 	struct rules *rules = &catalog->rules[catalog->n_rules];
 	struct at document;
 	int r;
@@ -337,20 +436,26 @@ static int load_all(struct spec_catalog *catalog, const struct spec_backend *con
 {
 	int r = load_words_file(catalog, err);
 
-	if (r == 0)
-		r = each_file(catalog, "rules", load_rules, err);
-	if (r == 0)
-		r = each_file(catalog, "arch", name_arch, err);
-	if (r == 0)
-		r = catalog_add_backends(catalog, backends, err);
-	if (r == 0)
-		r = load_profiles(catalog, err);
+	if (r < 0)
+		return r;
+	r = each_file(catalog, "rules", load_rules, err);
+	if (r < 0)
+		return r;
+	r = each_file(catalog, "arch", name_arch, err);
+	if (r < 0)
+		return r;
+	r = catalog_add_backends(catalog, backends, err);
+	if (r < 0)
+		return r;
+	r = load_profiles(catalog, err);
 	for (int i = 0; i < catalog->n_archs && r == 0; i++)
 		if (catalog->archs[i].document)
 			r = catalog_load_arch(catalog, i, err);
-	if (r == 0 && catalog->n_archs == 0)
-		r = fmha_error_set(err, FMHA_EINVAL, "%s/arch: there is no arch", catalog->dir);
-	return r;
+	if (r < 0)
+		return r;
+	if (catalog->n_archs == 0)
+		return fmha_error_set(err, FMHA_EINVAL, "%s/arch: there is no arch", catalog->dir);
+	return 0;
 }
 
 static void arch_space_deinit(struct arch_space *space)

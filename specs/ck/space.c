@@ -2,11 +2,11 @@
 /* space.c: making, counting, walking and searching a space. Its shape is told in space_impl.h. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "space_build.h"
+#include "sweep.h"
 
 struct spec_iter {
 	const struct spec_space *space;
@@ -359,6 +359,8 @@ static int add_sweep(struct spec_space *space, const struct space_request *reque
 	if (!sweep)
 		return no_memory(err);
 	r = sweep_read(space->catalog, document, sweep, err);
+	if (r == 0 && request->all_types)
+		sweep->allow[SPEC_FIELD_data_type] = (struct allow_list){0};
 	if (r == 0)
 		r = space_add_variant(space, request, sweep, err);
 	/* In rules mode an unknown variant is an empty list, as it is upstream. */
@@ -386,20 +388,13 @@ static int add_sweep_file(struct spec_space *space, const struct space_request *
 	return r;
 }
 
-/* @name: a file's path, or the name of a shipped sweep. */
 static int add_sweep_named(struct spec_space *space, const struct space_request *request,
 			   const char *name, struct fmha_error *err)
 {
 	char *path;
-	int r;
+	int r = sweep_find_file(space->catalog, name, &path, err);
 
-	if (strchr(name, '/') || strchr(name, '.'))
-		return add_sweep_file(space, request, name, err);
-	if (asprintf(&path, "%s/sweeps/%s.json", space->catalog->dir, name) < 0)
-		return no_memory(err);
-	if (access(path, F_OK) < 0 && access(name, F_OK) == 0)
-		r = add_sweep_file(space, request, name, err);
-	else
+	if (r == 0)
 		r = add_sweep_file(space, request, path, err);
 	free(path);
 	return r;
@@ -487,12 +482,13 @@ static int fill_own(struct spec_space *space, const struct space_request *reques
 		       : 0;
 }
 
-static int fill(struct spec_space *space, const struct spec_space_options *options,
-		struct fmha_error *err)
+static int space_fill(struct spec_space *space, const struct spec_space_options *options,
+		      struct fmha_error *err)
 {
 	const struct space_request request = {
 		.exhaustive = options->exhaustive,
 		.receipt = options->exhaustive ? 0 : options->receipt,
+		.all_types = options->all_types && !options->config && !options->config_json,
 		.restrict_hdims = options->restrict_hdims,
 		.n_restrict_hdims = options->n_restrict_hdims,
 	};
@@ -579,7 +575,7 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 	if (r == 0)
 		r = check_options(space, options, err);
 	if (r == 0)
-		r = fill(space, options, err);
+		r = space_fill(space, options, err);
 	if (r < 0) {
 		spec_space_free(space);
 		return r;
@@ -589,33 +585,9 @@ int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_o
 	return 0;
 }
 
-struct spec_space *spec_space_free(struct spec_space *space)
+int spec_space_is_own(const struct spec_space *space)
 {
-	if (!space)
-		return NULL;
-	for (size_t i = 0; i < space->n_templates; i++) {
-		for (int j = 0; j < space->templates[i]->n_axes; j++)
-			axis_deinit(&space->templates[i]->axis[j]);
-		rules_deinit(&space->templates[i]->rules);
-		free(space->templates[i]);
-	}
-	for (size_t i = 0; i < space->n_tile_lists; i++) {
-		free(space->tile_lists[i]->tile);
-		free(space->tile_lists[i]);
-	}
-	for (int i = 0; i < SPEC_N_FAMILIES; i++)
-		set_deinit(&space->families[i].fixed);
-	free(space->own);
-	free(space->templates);
-	free(space->tile_lists);
-	free(space->blocks);
-	free(space);
-	return NULL;
-}
-
-int spec_space_arch(const struct spec_space *space)
-{
-	return space->arch;
+	return space->backend != NULL;
 }
 
 uint64_t spec_space_count(const struct spec_space *space)

@@ -20,7 +20,7 @@
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "space_build.h"
 
 struct space_builder {
 	struct spec_space *space;
@@ -504,41 +504,54 @@ static int keep_template(struct spec_space *space, struct template *template,
 	return 0;
 }
 
+static int read_block(struct space_builder *b, const struct at *at, struct draft *draft)
+{
+	struct at allow = at_key(at, "allow");
+	int r;
+
+	if (cJSON_IsString(draft->head_dims.item) &&
+	    strcmp(draft->head_dims.item->valuestring, "arch") == 0) {
+		draft->head_dims.item = NULL;
+	} else {
+		r = at_want_array(&draft->head_dims, b->err);
+		if (r < 0)
+			return r;
+	}
+	r = read_generator_name(b, at, draft);
+	if (r < 0)
+		return r;
+	r = read_family(b, at, draft);
+	if (r < 0)
+		return r;
+	r = read_data_types(b, at, draft);
+	if (r < 0)
+		return r;
+	r = read_pipelines(b, at, draft);
+	if (r < 0)
+		return r;
+	r = read_fields(b, &allow, &draft->allow);
+	return r < 0 ? r : read_template(b, at, draft);
+}
+
 static int build_block(struct space_builder *b, const struct at *at)
 {
 	static const char *const keys[] = {
 		"family",  "pipeline",      "data_types",     "head_dims", "when",
 		"for",     "set",           "rules",          "tiles",     "allow",
 		"receipt", "only_receipts", "restrict_hdims", NULL};
-	struct at restricted = at_key(at, "restrict_hdims"), allow = at_key(at, "allow");
+	struct at restricted = at_key(at, "restrict_hdims");
 	struct draft draft = {.head_dims = at_key(at, "head_dims"),
 			      .restrict_hdims = !cJSON_IsFalse(restricted.item)};
-	int r = at_want_object(at, b->err);
+	int r = at_object(at, keys, b->err);
 
-	if (r == 0)
-		r = at_only_keys(at, keys, b->err);
-	if (r == 0 && !has_receipt(b, at) && !b->request->check_only)
+	if (r < 0)
+		return r;
+	if (!has_receipt(b, at) && !b->request->check_only)
 		return 0;
 	draft.template = calloc(1, sizeof(*draft.template));
 	if (!draft.template)
 		return no_memory(b->err);
-	if (cJSON_IsString(draft.head_dims.item) &&
-	    strcmp(draft.head_dims.item->valuestring, "arch") == 0)
-		draft.head_dims.item = NULL;
-	else if (r == 0)
-		r = at_want_array(&draft.head_dims, b->err);
-	if (r == 0)
-		r = read_generator_name(b, at, &draft);
-	if (r == 0)
-		r = read_family(b, at, &draft);
-	if (r == 0)
-		r = read_data_types(b, at, &draft);
-	if (r == 0)
-		r = read_pipelines(b, at, &draft);
-	if (r == 0)
-		r = read_fields(b, &allow, &draft.allow);
-	if (r == 0)
-		r = read_template(b, at, &draft);
+	r = read_block(b, at, &draft);
 	if (r < 0) {
 		template_free(draft.template);
 	} else {
@@ -615,10 +628,8 @@ int space_read_families(struct spec_space *space, struct fmha_error *err)
 
 		if (family < 0)
 			return at_error(&here, err, "'%s' is not a family", item->string);
-		r = at_want_object(&here, err);
-		if (r == 0)
-			r = at_only_keys(&here, (const char *const[]){"traits", "fixed", NULL},
-					 err);
+		r = at_object(&here, (const char *const[]){"traits", "fixed", NULL}, err);
+
 		if (r == 0)
 			r = read_fields(&b, &traits, &draft.allow);
 		if (r == 0)
@@ -664,4 +675,28 @@ int space_check(const struct spec_catalog *catalog, int arch, int arch_space,
 	free(sweep);
 	spec_space_free(space);
 	return r;
+}
+
+struct spec_space *spec_space_free(struct spec_space *space)
+{
+	if (!space)
+		return NULL;
+	for (size_t i = 0; i < space->n_templates; i++) {
+		for (int j = 0; j < space->templates[i]->n_axes; j++)
+			axis_deinit(&space->templates[i]->axis[j]);
+		rules_deinit(&space->templates[i]->rules);
+		free(space->templates[i]);
+	}
+	for (size_t i = 0; i < space->n_tile_lists; i++) {
+		free(space->tile_lists[i]->tile);
+		free(space->tile_lists[i]);
+	}
+	for (int i = 0; i < SPEC_N_FAMILIES; i++)
+		set_deinit(&space->families[i].fixed);
+	free(space->own);
+	free(space->templates);
+	free(space->tile_lists);
+	free(space->blocks);
+	free(space);
+	return NULL;
 }

@@ -12,7 +12,20 @@
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "space_read.h"
+
+int at_expr(const struct at *at, const struct expr_scope *scope, struct expr *ret,
+	    struct fmha_error *err)
+{
+	struct fmha_error inner;
+	const char *text;
+	int r = at_string(at, &text, err);
+
+	if (r < 0)
+		return r;
+	r = expr_compile(scope, text, ret, NULL, &inner);
+	return r == FMHA_EINVAL ? at_error(at, err, "%s", inner.msg) : r < 0 ? no_memory(err) : 0;
+}
 
 void axis_deinit(struct axis *axis)
 {

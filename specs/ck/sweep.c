@@ -5,12 +5,13 @@
  *   {"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]},
  *                                       "lse": {"values": [false]}}}
  */
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "sweep.h"
 
 static const uint8_t list_fields[] = {SPEC_FIELD_data_type, SPEC_FIELD_pipeline,    SPEC_FIELD_mask,
 				      SPEC_FIELD_bias,      SPEC_FIELD_mode,        SPEC_FIELD_lse,
@@ -73,16 +74,17 @@ int sweep_read(const struct spec_catalog *catalog, const struct at *document, st
 {
 	struct at variant = at_key(document, "variant"), traits = at_key(document, "trait_config");
 	const char *name = "fwd";
-	int r = at_want_object(document, err);
+	int r = at_object(document, (const char *const[]){"variant", "trait_config", NULL}, err);
 
-	if (r == 0)
-		r = at_only_keys(document, (const char *const[]){"variant", "trait_config", NULL},
-				 err);
-	if (r == 0 && variant.item)
+	if (r < 0)
+		return r;
+	if (variant.item)
 		r = at_string(&variant, &name, err);
-	if (r == 0 && strlen(name) >= sizeof(ret->variant))
-		r = at_error(&variant, err, "there is no such variant");
-	if (r == 0 && traits.item)
+	if (r < 0)
+		return r;
+	if (strlen(name) >= sizeof(ret->variant))
+		return at_error(&variant, err, "there is no such variant");
+	if (traits.item)
 		r = at_want_object(&traits, err);
 	if (r < 0)
 		return r;
@@ -101,4 +103,79 @@ int sweep_read(const struct spec_catalog *catalog, const struct at *document, st
 		r = read_list(catalog, &here, field, &ret->allow[field], err);
 	}
 	return r;
+}
+
+int sweep_find_file(const struct spec_catalog *catalog, const char *name, char **ret_path,
+		    struct fmha_error *err)
+{
+	char *shipped = NULL;
+
+	*ret_path = NULL;
+	if (!strchr(name, '/') && !strchr(name, '.')) {
+		if (asprintf(&shipped, "%s/sweeps/%s.json", catalog->dir, name) < 0)
+			return no_memory(err);
+		/* Of two the shipped one; of none it is the one that is missed. */
+		if (access(shipped, F_OK) == 0 || access(name, F_OK) < 0) {
+			*ret_path = shipped;
+			return 0;
+		}
+		free(shipped);
+	}
+	*ret_path = strdup(name);
+	return *ret_path ? 0 : no_memory(err);
+}
+
+struct spec_sweep {
+	struct sweep sweep;
+};
+
+int spec_sweep_load(const struct spec_catalog *catalog, const char *name,
+		    struct spec_sweep **ret_sweep, struct fmha_error *err)
+{
+	struct spec_sweep *sweep = calloc(1, sizeof(*sweep));
+	cJSON *document = NULL;
+	char *path = NULL;
+	struct at at;
+	int r = sweep ? sweep_find_file(catalog, name, &path, err) : no_memory(err);
+
+	if (r == 0)
+		r = json_read(path, &document, err);
+	if (r == 0) {
+		at = at_document(document, path);
+		r = sweep_read(catalog, &at, &sweep->sweep, err);
+	}
+	cJSON_Delete(document);
+	free(path);
+	if (r < 0)
+		sweep = spec_sweep_free(sweep);
+	*ret_sweep = sweep;
+	return r;
+}
+
+struct spec_sweep *spec_sweep_free(struct spec_sweep *sweep)
+{
+	free(sweep);
+	return NULL;
+}
+
+const char *spec_sweep_variant(const struct spec_sweep *sweep)
+{
+	return sweep->sweep.variant;
+}
+
+int spec_sweep_lists(const struct spec_sweep *sweep, enum spec_field field)
+{
+	const struct allow_list *list = &sweep->sweep.allow[field];
+
+	return list->present && (list->n > 0 || field != SPEC_FIELD_data_type);
+}
+
+int spec_sweep_allows(const struct spec_sweep *sweep, enum spec_field field, int64_t value)
+{
+	const struct allow_list *list = &sweep->sweep.allow[field];
+
+	for (int i = 0; i < list->n; i++)
+		if (list->value[i] == value)
+			return 1;
+	return !spec_sweep_lists(sweep, field);
 }

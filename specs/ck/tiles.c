@@ -18,18 +18,12 @@
 
 #include <proto/error.h>
 
-#include "space_impl.h"
+#include "tiles.h"
 
 /* What a generator may read besides the tile itself: tile lists are shared by these. */
 #define SHARED_BY                                                                                  \
 	(FIELD_BIT(data_type) | FIELD_BIT(hdim_q) | FIELD_BIT(hdim_v) | FIELD_BIT(pipeline) |      \
 	 FIELD_BIT(gfx_arch))
-
-struct lookup {
-	struct axis table;
-	field_set match, or_match, gives;
-	struct set_list otherwise, set;
-};
 
 struct generator {
 	const struct expr_scope *scope;
@@ -51,10 +45,15 @@ static void generator_free(struct generator *generator)
 		axis_deinit(&generator->axes[i]);
 	rules_deinit(&generator->rules);
 	set_deinit(&generator->set);
-	axis_deinit(&generator->lookup.table);
-	set_deinit(&generator->lookup.otherwise);
-	set_deinit(&generator->lookup.set);
+	lookup_deinit(&generator->lookup);
 	free(generator);
+}
+
+void lookup_deinit(struct lookup *lookup)
+{
+	axis_deinit(&lookup->table);
+	set_deinit(&lookup->otherwise);
+	set_deinit(&lookup->set);
 }
 
 static int read_fields(const struct at *at, field_set *ret, struct fmha_error *err)
@@ -69,39 +68,42 @@ static int read_fields(const struct at *at, field_set *ret, struct fmha_error *e
 	return r;
 }
 
-static int read_lookup(struct generator *generator, const struct at *at,
-		       const struct expr_scope *scope, struct fmha_error *err)
+int lookup_read(struct lookup *lookup, const struct at *at, const struct expr_scope *scope,
+		struct fmha_error *err)
 {
 	static const char *const keys[] = {"columns", "rows", "match", "or_match",
 					   "gives",   "else", "set",   NULL};
-	struct lookup *lookup = &generator->lookup;
 	struct at columns = at_key(at, "columns"), rows = at_key(at, "rows"),
 		  match = at_key(at, "match"), or_match = at_key(at, "or_match"),
 		  gives = at_key(at, "gives"), otherwise = at_key(at, "else"),
 		  set = at_key(at, "set");
 	const char *text;
-	int r = at_want_object(at, err);
+	int r = at_object(at, keys, err);
 
-	if (r == 0)
-		r = at_only_keys(at, keys, err);
-	if (r == 0)
-		r = at_string(&columns, &text, err);
-	if (r == 0)
-		r = axis_fields(&columns, text, &lookup->table, err);
-	if (r == 0)
-		r = read_axis_rows(scope->catalog, &rows, &lookup->table, err);
-	if (r == 0)
-		r = read_fields(&match, &lookup->match, err);
-	if (r == 0)
-		r = read_fields(&or_match, &lookup->or_match, err);
-	if (r == 0)
-		r = read_fields(&gives, &lookup->gives, err);
-	if (r == 0)
-		r = read_set(&otherwise, scope, &lookup->otherwise, err);
-	if (r == 0)
-		r = read_set(&set, scope, &lookup->set, err);
-	generator->has_lookup = 1;
-	return r;
+	if (r < 0)
+		return r;
+	r = at_string(&columns, &text, err);
+	if (r < 0)
+		return r;
+	r = axis_fields(&columns, text, &lookup->table, err);
+	if (r < 0)
+		return r;
+	r = read_axis_rows(scope->catalog, &rows, &lookup->table, err);
+	if (r < 0)
+		return r;
+	r = read_fields(&match, &lookup->match, err);
+	if (r < 0)
+		return r;
+	r = read_fields(&or_match, &lookup->or_match, err);
+	if (r < 0)
+		return r;
+	r = read_fields(&gives, &lookup->gives, err);
+	if (r < 0)
+		return r;
+	r = read_set(&otherwise, scope, &lookup->otherwise, err);
+	if (r < 0)
+		return r;
+	return read_set(&set, scope, &lookup->set, err);
 }
 
 /* The values of "warp_tiles" axes: the arch's rows for the block's data type. */
@@ -156,28 +158,34 @@ static int read_generator(struct generator *generator, const struct at *at,
 	const char *word;
 	int8_t level[SPEC_N_FIELDS];
 	field_set known = SHARED_BY;
-	int r = at_want_object(at, err);
+	int r = at_object(at, keys, err);
 
-	if (r == 0)
-		r = at_only_keys(at, keys, err);
-	if (r == 0)
-		r = read_axes(scope->catalog, &axes, named_axes, NULL, generator->axes,
-			      &generator->n_axes, err);
-	if (r == 0)
-		r = fill_warp_tiles(generator, base, err);
-	if (r == 0)
-		r = read_rules(&rules, scope, &generator->rules, err);
-	if (r == 0)
-		r = read_set(&set, scope, &generator->set, err);
-	if (r == 0 && name.item) {
+	if (r < 0)
+		return r;
+	r = read_axes(scope->catalog, &axes, named_axes, NULL, generator->axes, &generator->n_axes,
+		      err);
+	if (r < 0)
+		return r;
+	r = fill_warp_tiles(generator, base, err);
+	if (r < 0)
+		return r;
+	r = read_rules(&rules, scope, &generator->rules, err);
+	if (r < 0)
+		return r;
+	r = read_set(&set, scope, &generator->set, err);
+	if (r < 0)
+		return r;
+	if (name.item) {
 		r = at_string(&name, &word, err);
 		if (r < 0)
 			return r;
 		lookup = at_key(&lookups, word);
-		r = read_lookup(generator, &lookup, scope, err);
+		generator->has_lookup = 1;
+		r = lookup_read(&generator->lookup, &lookup, scope, err);
 	}
-	if (r == 0)
-		r = check_reads(generator, at, err);
+	if (r < 0)
+		return r;
+	r = check_reads(generator, at, err);
 	if (r < 0)
 		return r;
 	memset(level, -1, sizeof(level));
@@ -215,7 +223,7 @@ static int find_row(const struct axis *table, field_set which, const struct kern
 	return -1;
 }
 
-static void apply_lookup(const struct lookup *lookup, struct kernel_spec *spec)
+void lookup_apply(const struct lookup *lookup, struct kernel_spec *spec)
 {
 	const struct axis *table = &lookup->table;
 	int row = find_row(table, lookup->match, spec);
@@ -256,8 +264,8 @@ static int add_tile(struct generator *generator, const struct kernel_spec *spec,
 	return 0;
 }
 
-static int walk(struct generator *generator, int level, const struct kernel_spec *so_far,
-		struct fmha_error *err)
+static int generator_walk(struct generator *generator, int level, const struct kernel_spec *so_far,
+			  struct fmha_error *err)
 {
 	struct kernel_spec spec = *so_far;
 	const struct axis *axis = &generator->axes[level];
@@ -266,7 +274,7 @@ static int walk(struct generator *generator, int level, const struct kernel_spec
 	if (level == generator->n_axes) {
 		set_apply(&generator->set, &spec);
 		if (generator->has_lookup)
-			apply_lookup(&generator->lookup, &spec);
+			lookup_apply(&generator->lookup, &spec);
 		return add_tile(generator, &spec, err);
 	}
 	for (int row = 0; row < axis->n_values && r == 0; row++) {
@@ -274,7 +282,7 @@ static int walk(struct generator *generator, int level, const struct kernel_spec
 			continue;
 		axis_assign(axis, row, &spec);
 		if (rules_hold(&generator->rules, level, &spec))
-			r = walk(generator, level + 1, &spec, err);
+			r = generator_walk(generator, level + 1, &spec, err);
 	}
 	return r;
 }
@@ -299,7 +307,7 @@ int tiles_generate(const struct expr_scope *scope, const struct at *at, const st
 	start.signature.hdim_q = base->signature.hdim_q;
 	start.signature.hdim_v = base->signature.hdim_v;
 	if (r == 0 && rules_hold(&generator->rules, -1, &start))
-		r = walk(generator, 0, &start, err);
+		r = generator_walk(generator, 0, &start, err);
 	generator_free(generator);
 	return r;
 }

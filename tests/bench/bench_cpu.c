@@ -199,6 +199,7 @@ struct problem {
 	int dtype, batch, sq, sk, hq, hk, d;
 	int mask, window_left;
 	int bias, alibi, sink, page;
+	int latent; /* 1: values are the first 512 of 576 elements; 2: of fp8 under bf16 */
 	float cap, drop;
 };
 
@@ -269,8 +270,12 @@ static void paged(struct memory *m, struct abi_fwd_args *a, const struct problem
 	int32_t *table = keep(m, (size_t)p->batch * (size_t)per * sizeof(*table));
 	int32_t n = p->batch * per;
 
-	tensor(m, &a->k, p->dtype, n, p->page, p->hk, p->d);
-	tensor(m, &a->v, p->dtype, n, p->page, p->hk, p->d);
+	tensor(m, &a->k, p->latent == 2 ? ABI_E4M3 : p->dtype, n, p->page, p->hk,
+	       p->latent == 2 ? ABI_LATENT_BYTES : p->d);
+	if (p->latent)
+		a->v = a->k;
+	else
+		tensor(m, &a->v, p->dtype, n, p->page, p->hk, p->d);
 	/* Pages far from each other: multiplication by an odd number permutes a power of two. */
 	for (int32_t i = 0; i < n; i++)
 		table[i] = (n & (n - 1)) == 0 ? (int32_t)((uint32_t)i * 2654435761u % (uint32_t)n)
@@ -309,6 +314,12 @@ static void problem_init(struct abi_fwd_args *a, struct memory *m, const struct 
 		tensor(m, &a->k, p->dtype, p->batch, p->sk, p->hk, p->d);
 		tensor(m, &a->v, p->dtype, p->batch, p->sk, p->hk, p->d);
 	}
+	if (p->latent) {
+		a->v_in_k = 1;
+		a->hdim_v = 512;
+		a->kv_dtype = p->latent == 2 ? ABI_E4M3 : 0;
+		a->cache.layout = p->latent == 2 ? ABI_KV_LATENT_FP8 : ABI_KV_LINEAR;
+	}
 	if (p->bias) {
 		a->bias_dtype = ABI_F32;
 		tensor(m, &a->bias, ABI_F32, 1, p->sq, p->hq, p->sk);
@@ -340,12 +351,16 @@ static double problem_flops(const struct problem *p)
 
 		pairs += hi > 0 ? hi - (lo > 0 ? lo : 0) : 0;
 	}
-	return 4.0 * p->batch * p->hq * pairs * p->d;
+	return 2.0 * p->batch * p->hq * pairs * (p->d + (p->latent ? 512 : p->d));
 }
 
 static double problem_bytes(const struct problem *p)
 {
-	return 2.0 * p->batch * p->hk * (double)p->sk * p->d * bytes_of(p->dtype);
+	double keys = (double)p->batch * p->hk * p->sk;
+
+	if (p->latent)
+		return keys * (p->latent == 2 ? ABI_LATENT_BYTES : p->d * bytes_of(p->dtype));
+	return 2.0 * keys * p->d * bytes_of(p->dtype);
 }
 
 const char *const dtype_names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
@@ -509,6 +524,27 @@ static void table_decode(void)
 		}
 }
 
+/* Latents: of few heads the cache's bytes are what takes time, of many the products. */
+static void table_latent(void)
+{
+	static const int heads[] = {1, 4, 8, 16, 32, 64, 128};
+
+	for (int latent = 1; latent <= 2; latent++)
+		for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++) {
+			struct problem p = problem_of(ABI_BF16, 4, 1, quick ? 4096 : 8192, heads[h],
+						      1, 576);
+			const char *name = latent == 2 ? "latents of fp8" : "latents";
+
+			p.family = ABI_FWD_PAGEDKV;
+			p.page = 64;
+			p.latent = latent;
+			if (heads[h] <= 8)
+				row_decode(name, &p, 0.80);
+			else
+				row_compute(name, &p, 0, 0.80);
+		}
+}
+
 /*
  * The same work on more and more threads. Whole runs only: what a thread waits for the others at
  * the end of a phase is part of the answer. Each number of threads has its own peak, since a
@@ -600,6 +636,7 @@ int main(int argc, char **argv)
 	printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "decode", "type", "b x hq/hk x keys x d",
 	       "kernel", "ms", "GB/s", "of copy");
 	table_decode();
+	table_latent();
 	bench_backward();
 	if (wanted("scaling")) {
 		printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "scaling", "type",

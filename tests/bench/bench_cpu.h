@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
+#include <kernels/cpu_progress.h>
 
 #define MAX_THREADS 512
 

@@ -14,15 +14,11 @@ than that. Needs an NVIDIA GPU, PyTorch, numpy and msgpack; FMHA_BUILD names the
 """
 import argparse
 import datetime
-import json
 import math
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 
@@ -31,9 +27,11 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 for folder in ("lib", "gpu", "bench"):
     sys.path.insert(0, os.path.join(ROOT, "tests", folder))
 import fmha_wire  # noqa: E402
+import fmhad  # noqa: E402
 import gpu_problems  # noqa: E402
 import gpu_report  # noqa: E402
 from driver_device import Driver  # noqa: E402
+from gpu_timer import copy_rate, once  # noqa: E402
 
 CACHE_BYTES = 160 << 20  # inputs of all sets together are more than any cache
 BACKENDS = {"cuDNN": "CUDNN_ATTENTION", "FlashAttention-2": "FLASH_ATTENTION"}
@@ -43,31 +41,10 @@ AHEAD = 16  # runs that the device is given at a time
 QUEUE_S = 0.004  # until it has them all
 
 
-class Daemon:
-    def __init__(self, build, cache=None, layer=None, environment=None):
-        self.folder = tempfile.mkdtemp(prefix="fmhad-bench-")
-        self.socket, config = os.path.join(self.folder, "fmhad.sock"), os.path.join(self.folder, "fmhad.json")
-        with open(config, "w", encoding="ascii") as file:
-            json.dump({"socket": self.socket, "devices": [{"backend": "cuda", "queue_depth": AHEAD}],
-                       "compile": {"cache": cache or os.path.join(self.folder, "cache"), **({"layer": layer} if layer else {}),
-                                   "sources": os.path.join(ROOT, "kernels", "gpu"), "deadline_ms": 600000,
-                                   "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib", "jobs": os.cpu_count()}}, file)
-        self.process = subprocess.Popen([os.path.join(build, "daemon", "front", "fmhad"), "--config", config], env=environment)
-
-    def connect(self):
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                return fmha_wire.Client.connect(self.socket, timeout=120)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
-        shutil.rmtree(self.folder, ignore_errors=True)
+def daemon_of(**options):
+    config = fmhad.gpu_config("cuda", deadline_ms=600000, **options)
+    config["devices"][0]["queue_depth"] = AHEAD
+    return config
 
 
 def forward_of(backward):
@@ -186,16 +163,8 @@ class Library:
 
     def run(self, n):
         """Microseconds of one of n launches in a row, each on its own inputs."""
-        torch = self.torch
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with self.only():
-            self.calls[-1]()
-            a.record()
-            for i in range(n):
-                self.calls[i % len(self.calls)]()
-            b.record()
-        b.synchronize()
-        return [a.elapsed_time(b) * 1e3 / n]
+            return [once(self.torch, self.calls, n) * 1e3]
 
     def result(self):
         with self.only():
@@ -241,30 +210,12 @@ def measure(torch, driver, device, row, reps):
     return line
 
 
-def copy_rate(torch):
-    """Bytes a second that a large copy reads and writes."""
-    x = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
-    y = torch.empty_like(x)
-    times = []
-    for _ in range(8):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        y.copy_(x)
-        a.record()
-        for _ in range(4):
-            y.copy_(x)
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b) / 4e3)
-    return 2 * x.numel() / sorted(times)[4]
-
-
 def plan_only(build, cache, tables, match):
     """All plans of all rows, so that the cache has their kernels; nothing runs, so no buffer's memory is touched."""
     import coldstart
     environment = coldstart.environment()
-    daemon = Daemon(build, cache, environment=environment)
-    try:
-        device = daemon.connect().open_device(0)
+    with fmhad.Daemon(daemon_of(cache=cache), env=environment) as daemon, daemon.client(timeout=120) as client:
+        device = client.open_device(0)
         for row in gpu_problems.rows(tables, match):
             tensors, size = {}, 0
             for role, (word, shape) in row.tensors().items():
@@ -285,8 +236,6 @@ def plan_only(build, cache, tables, match):
         if "local" in tables:
             subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), daemon.socket, "0", "--plan-only", "--parts", "graphs"],
                            env={**environment, "FMHA_BUILD": build}, check=True)
-    finally:
-        daemon.end()
 
 
 LAUNCHED = re.compile(r"(.*): local ([0-9.]+) us, the driver's own call ([0-9.]+) us")
@@ -330,13 +279,12 @@ def main():
     import torch
     torch.manual_seed(1)
     warnings.filterwarnings("ignore", category=UserWarning)  # why PyTorch has not chosen what was not asked for
-    daemon = Daemon(build, layer=a.layer)
     lines, failed = [], 0
-    try:
+    with fmhad.Daemon(daemon_of(**({"layer": a.layer} if a.layer else {}))) as daemon:
         torch.zeros(1, device="cuda")
-        driver, device = Driver(), daemon.connect().open_device(0)
+        driver, device = Driver(), daemon.client(timeout=120).open_device(0)
         result = dict(card=torch.cuda.get_device_name(), driver=gpu_report.driver_version(), torch=torch.__version__,
-                      date=datetime.date.today().isoformat(), copy=copy_rate(torch), lines=lines)
+                      date=datetime.date.today().isoformat(), copy=copy_rate(torch) * 1e9, lines=lines)
         if "local" in tables:
             lines += measure_local(build, daemon.socket)
             gpu_report.write(result, a.out)
@@ -352,8 +300,6 @@ def main():
             gpu_report.write(result, a.out)
             failed += any(x > 0.05 for k, x in lines[-1].items() if k.startswith("differs"))
             torch.cuda.empty_cache()
-    finally:
-        daemon.end()
     print(gpu_report.tables(result))
     return int(failed != 0)
 

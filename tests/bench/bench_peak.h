@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_level.h>
 
 enum peak_kind {
 	PEAK_FMA,  /* f32, the widest vectors of the machine */

@@ -11,7 +11,7 @@
 
 #include <dispatch/model.h>
 #include <dispatch/plan.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 #include <registry/registry.h>

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/row.h>
 #include <specs/space.h>
 #include <specs/validate.h>

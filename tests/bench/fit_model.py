@@ -5,7 +5,7 @@
     tests/bench/fit_model.py MEASURED.json... --units 132 --out specs/models/sm_90a.json
 
 A developer's tool. MEASURED.json is what tests/bench/selection.py has measured; only problems on the
-fitting side of its rule (selection_shapes.is_held_out) are looked at. The target is log2 of microseconds
+fitting side of its rule (selection_shapes.is_held_out) are looked at, and none of a fresh draw. The target is log2 of microseconds
 over the cost formula, so that the trees have to know only where the formula is wrong; problems weigh
 alike however many candidates they have, and candidates near the best more than those that are far too
 slow, since only their order matters. Backward, paged, decode and other forward problems are fitted each
@@ -27,7 +27,7 @@ def rows_of(document, fmhactl, units):
     """Features, targets, weights, and the problem of each row, of what is not held out."""
     features, targets, weights, groups = [], [], [], []
     for group, entry in enumerate(document["problems"]):
-        if selection_shapes.is_held_out(entry["shape"]):
+        if selection_shapes.is_held_out(entry["shape"]) or entry.get("fresh"):
             continue
         offline = selection.offline_candidates(fmhactl, document["arch"], units, entry)
         times = {name: math.sqrt(us * entry["second"][name]) for name, us in entry["times"].items()
@@ -99,8 +99,8 @@ def known(features, rows):
             "ranges": {name: [columns[name][0], columns[name][-1]] for name in RANGES}}
 
 
-def model_text(arch, features, rows, trees):
-    return json.dumps({"format": "fmhad-model", "version": 2, "arch": arch, "features": features,
+def model_text(arch, measured, features, rows, trees):
+    return json.dumps({"format": "fmhad-model", "version": 2, "arch": arch, "measured": measured, "features": features,
                        **known(features, rows), "base": 0, "trees": trees}, separators=(",", ":")) + "\n"
 
 
@@ -111,6 +111,8 @@ def main():
     parser.add_argument("--trees", type=int, default=200)
     parser.add_argument("--leaves", type=int, default=31)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--release", type=pathlib.Path, default=selection.ROOT / "build/release-files",
+                        help="folder for the file of what it was fitted to")
     options = parser.parse_args()
     import lightgbm  # pylint: disable=import-outside-toplevel
 
@@ -135,7 +137,7 @@ def main():
             trees[-1].append(nodes)
     joined = [join(features, together) for together in zip(*trees)]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(model_text(document["arch"], features, x, joined))
+    options.out.write_text(model_text(document["arch"], selection.release(options.measured, options.release), features, x, joined))
     print(f"{len(y)} times, {len(joined)} trees, residual {numpy.sqrt((error ** 2).mean()):.3f} "
           f"of {y.std():.3f} (log2)", file=sys.stderr)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Every benchmark, each printing ratios to something measured beside it in the same run.
 #
-#   tests/bench/run.sh [cpu|specs|rpc|idle|watch|fair|plan|selection|tuning|gpu|coldstart|house ...]
+#   tests/bench/run.sh [cpu|specs|rpc|idle|pool|watch|fair|plan|selection|tuning|gpu|coldstart|house ...]
 #                                             default: cpu specs rpc idle
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
@@ -58,6 +58,14 @@ bench_rpc() {
     start_daemon '[{"backend": "cpu"}]'
     "$bin/bench_rpc" "$folder/fmhad.sock"
     stop_daemon
+}
+
+bench_pool() {
+    title "Asking a pool"
+    start_daemon '[{"backend": "cpu"}]'
+    "$bin/bench_pool" "$folder/fmhad.sock"
+    stop_daemon
+    FMHA_BUILD=$PWD/build/release /usr/bin/python3 tests/bench/pool_disk.py
 }
 
 # What being watched costs a tiny request.

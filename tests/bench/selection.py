@@ -6,7 +6,9 @@ rule (selection_shapes.py).
     tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460
     tests/bench/selection.py measure --backend cuda --problems 460 [--part 1/3] --out MEASURED.json
     tests/bench/selection.py measure --backend cuda --more 7 --problems 2000 --out MORE.json
+    tests/bench/selection.py measure --backend cuda --fresh 11 --dtype f16 --problems 60 --out FRESH.json
     tests/bench/selection.py judge MEASURED.json... [--units N]
+    tests/bench/selection.py release MEASURED.json... --out FOLDER
     tests/bench/selection.py             # measures on the CPU, a few problems, and judges
 
 kernels: names what will be measured, to compile it ahead (fmhactl build --kernel).
@@ -14,12 +16,17 @@ measure: a private daemon measures every candidate, kernels and numbers of split
 and kernels of general masks where there are special ones are left out of the kernel set: both are known
 to be slower. judge: fmhactl says what would be chosen by the formula and by the model, if there is one, for a device that
 has never measured anything; what a tuned database chooses is the best of the first measurement. Each
-choice counts with its time in the second one, against the least of that.
+choice counts with its time in the second one, against the least of that. Problems of a fresh draw, by another seed and of any
+data type, are judged all, beside those that were held out. release: what a model was fitted to, as a file of the release,
+whose name and sum the model names: see CONTRIBUTING.md.
 """
 import argparse
+import hashlib
 import json
+import lzma
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -171,12 +178,39 @@ def choice(fmhactl, arch, units, problem, specs=None):
     return f"{kernel}@{document['n_splits']}"
 
 
+def read_one(path):
+    """A measured document, or the file of a release that has it."""
+    data = path.read_bytes()
+    document = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
+    if document.pop("fresh", False):
+        for entry in document["problems"]:
+            entry["fresh"] = True
+    return document
+
+
 def read_measured(paths):
     """Several parts as one."""
-    document = json.loads(paths[0].read_text())
+    document = read_one(paths[0])
     for path in paths[1:]:
-        document["problems"] += json.loads(path.read_text())["problems"]
+        other = read_one(path)
+        if (other["arch"], other["units"]) != (document["arch"], document["units"]):
+            raise ValueError(f"{path}: of {other['arch']} with {other['units']} units, the first of {document['arch']}, {document['units']}")
+        document["problems"] += other["problems"]
     return document
+
+
+# ---- what a model was fitted to ----
+
+
+def release(paths, folder):
+    """One file of all that was measured, the same bytes for the same measurements. Returns what a model says of it."""
+    document = read_measured(paths)
+    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    digest = hashlib.sha256(text).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"fmhad-measured-{document['arch']}-{digest[:12]}.json.xz"
+    path.write_bytes(lzma.compress(text, preset=9))
+    return {"file": path.name, "sha256": digest, "problems": len(document["problems"]), "units": document["units"]}
 
 
 def kind_of(problem):
@@ -185,11 +219,17 @@ def kind_of(problem):
     return "paged" if problem.get("page_size") else "decode" if problem["seqlen_q"] <= 8 else "forward"
 
 
+def summary(values):
+    """Mean, median, tenth percentile and least of shares of the best."""
+    values = sorted(values)
+    return sum(values) / len(values), statistics.median(values), values[len(values) // 10], values[0]
+
+
 def judge(document, units=None):
     """Prints the table: what was held out, by kind and together, and what was not."""
     fmhactl, arch = find_fmhactl(), document["arch"]
     units = units or document["units"]
-    sides = ["forward", "decode", "paged", "backward", "held out", "fitted"]
+    sides = ["forward", "decode", "paged", "backward", "held out", "fitted", "fresh"]
     table = {side: {"formula": [], "model": [], "tuned": []} for side in sides}
     has_model = (ROOT / "specs/models" / f"{arch}.json").exists()
     with tempfile.TemporaryDirectory() as bare:
@@ -200,6 +240,8 @@ def judge(document, units=None):
             best = min(second.values())
             held_out = selection_shapes.is_held_out(entry["shape"])
             at = ["held out", kind_of(entry["problem"])] if held_out else ["fitted"]
+            if entry.get("fresh"):
+                at = ["fresh", kind_of(entry["problem"])]
             chosen = {"formula": choice(fmhactl, arch, units, entry["problem"], bare),
                       "tuned": min(entry["times"], key=entry["times"].get)}
             if has_model:
@@ -211,13 +253,11 @@ def judge(document, units=None):
                     table[side][how].append(best / second[name])
     print(f"{arch}, {units} units: chosen / best of all candidates, median of candidates "
           f"{sorted(len(e['second']) for e in document['problems'])[len(document['problems']) // 2]}")
-    print(f"{'side':10} {'chosen by':10} {'problems':>8} {'mean':>7} {'10 %':>7} {'least':>7}")
+    print(f"{'side':10} {'chosen by':10} {'problems':>8} {'mean':>7} {'median':>7} {'10 %':>7} {'least':>7}")
     for side, hows in table.items():
         for how, values in hows.items():
-            values = sorted(values)
             if values:
-                print(f"{side:10} {how:10} {len(values):8} {sum(values) / len(values):7.2%} "
-                      f"{values[len(values) // 10]:7.2%} {values[0]:7.2%}")
+                print(f"{side:10} {how:10} {len(values):8} " + " ".join(f"{value:7.2%}" for value in summary(values)))
     if missing:
         print(f"{missing} choices were not among what was measured")
 
@@ -227,7 +267,7 @@ def judge(document, units=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", nargs="?", choices=["kernels", "measure", "judge"])
+    parser.add_argument("what", nargs="?", choices=["kernels", "measure", "judge", "release"])
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--problems", type=int, default=60)
@@ -237,15 +277,24 @@ def main():
     parser.add_argument("--part", default="1/1", help="K/N: every N-th problem from the K-th on")
     parser.add_argument("--more", type=int, metavar="SEED", help="other problems, to fit to and not to judge by: "
                         "none that is held out, each measured once")
+    parser.add_argument("--fresh", type=int, metavar="SEED", help="other problems, of which all are judged")
+    parser.add_argument("--dtype", help="of the problems (default: bf16, on a CPU f32)")
     parser.add_argument("--cache", help="of compiled kernels")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
     if options.what == "judge":
         judge(read_measured(options.files), options.units)
         return
+    if options.what == "release":
+        print(json.dumps(release(options.files, options.out)))
+        return
     cpu = options.backend == "cpu"
-    other = {"seed": options.more} if options.more else {}
-    drawn = selection_shapes.draw(options.problems, **other, **(selection_shapes.CPU if cpu else {}))
+    if options.more and options.fresh:
+        parser.error("--more is to fit to, --fresh to judge by")
+    seed = options.more or options.fresh
+    other = {**(selection_shapes.CPU if cpu else {}), **({"seed": seed} if seed else {}),
+             **({"dtype": options.dtype} if options.dtype else {})}
+    drawn = selection_shapes.draw(options.problems, **other)
     if options.what == "kernels":
         drawn = selection_shapes.draw(options.problems)
         print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
@@ -259,9 +308,13 @@ def main():
                              **({"cache": options.cache} if options.cache else {})}
     with fmhad.Daemon(config) as daemon:
         document = measure(daemon, 0, drawn[part - 1::parts], options.seconds, bool(options.more))
+    if options.fresh:
+        document["fresh"] = True
     if options.out:
         options.out.write_text(json.dumps(document) + "\n")
     if not options.what:
+        for entry in document["problems"]:
+            entry["fresh"] = document.get("fresh", False)
         judge(document)
 
 

@@ -251,7 +251,7 @@ def check(job):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     wrong, number = check_resources(job.arch, job.lds_bytes, text)
     wrong += check_written(text) + check_waits(job.arch, text)[:3]
-    wrong += hazards.scalar_reads(job.arch, text)[:3] + hazards.lds_at_barriers(text)[:3]
+    wrong += hazards.scalar_reads(job.arch, text)[:3] + hazards.lds_at_barriers(text)[:3] + hazards.matrix_results(job.arch, text)[:3]
     wrong += check_checker(job.arch, text) if job.try_checker else []
     return wrong, number, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -97,8 +97,9 @@ def correct_context(emu):
     emu._INST_HANDLERS = {kind: knowing(handler) for kind, handler in emu._INST_HANDLERS.items()}
 
 
-# gfx90a's numbers of v_mfma_f32_16x16x16_bf16_1k and 32x32x8, which the emulator knows by gfx942's.
-RENUMBERED = {0xd3e7: 0xd3e1, 0xd3e6: 0xd3e0}
+# gfx90a's numbers of v_mfma_f32_16x16x16_bf16_1k and 32x32x8, which the emulator knows by gfx942's, and of buffer_wbinvl1_vol,
+# which is made buffer_wbl2: it has no caches.
+RENUMBERED = {0xd3e7: 0xd3e1, 0xd3e6: 0xd3e0, 0xe0fc: 0xe0a0}
 
 
 SCALE_PREFIX = (0xd3ac).to_bytes(2, "little")
@@ -256,6 +257,19 @@ def correct_hints(emu):
     emu._INST_HANDLERS[emu.ir3.SOPP] = handle
 
 
+def correct_caches(emu):
+    """What writes caches back or forgets them, which the emulator takes for loads or does not know: it has no caches."""
+    names = ("BUFFER_WBL2", "BUFFER_INV", "BUFFER_GL0_INV", "BUFFER_GL1_INV", "GLOBAL_WB", "GLOBAL_INV", "GLOBAL_WBINV")
+
+    def without_caches(others):
+        def handle(inst, ctx):
+            return emu.UOp.sink(*ctx.inc_pc()) if emu._op_name(inst) in names else others(inst, ctx)
+        return handle
+
+    for kind in (emu.irc.MUBUF, emu.ir3.MUBUF, emu.ir4.VGLOBAL):
+        emu._INST_HANDLERS[kind] = without_caches(emu._INST_HANDLERS[kind])
+
+
 def correct_widening(emu):
     """v_cvt_f32_fp8, v_cvt_pk_f32_fp8 and bf8's: the emulator has no number of a source register for RDNA4's, and stores
     a pair in one register."""
@@ -363,6 +377,7 @@ def apply(emu, cache_folder=None):
     correct_mfma(emu)
     correct_wmma(emu)
     correct_buffers(emu)
+    correct_caches(emu)
     correct_hints(emu)
     correct_sdwa(emu)
     correct_widening(emu)

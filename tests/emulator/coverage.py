@@ -73,8 +73,9 @@ def options_of(name):
                    dv=(tile.hdim_v, tile.hdim_v - piece, piece)[tail], sq=tile.tile_m + 5, sk=3 * tile.tile_n + 5)
     if backward:  # keys stay while queries are walked along, and the other way round
         options.update(sq=max(3 * tile.tile_m, tile.tile_n) + 5, sk=tile.tile_n + 5)
-    if "pack" in words:  # two heads' rows: a tile and some, or as many as prefills have that plans give these loops
-        options.update(sq=(tile.tile_m // 2 if spread((name, "rows")) % 3 else 32 + 2 * tile.tile_m) + 3, hq=4, hk=2)
+    if "pack" in words:  # two heads' rows: a tile and some, or more than 64 of all, as prefills have that plans give these loops
+        few = {"cap", "descale"} & set(words)  # a class has kernels without
+        options.update(sq=tile.tile_m // 2 + 3 if few else max(32, tile.tile_m) + 3, hq=4, hk=2)
     if "mask" in words:
         options.update(window(name, options["sq"], options["sk"]))
     if "bias" in words:

@@ -13,7 +13,7 @@ mask where a branch goes round it. It is compared with tests/emulator/density.cs
 its line there fails, and so does a kernel without a line. --update writes the lines of what was counted. These are some
 of the loops, in bf16 and e4m3; sweep.py has all of a profile.
 
-Not counted: waits, clocks, bank conflicts, caches. The speed of AMD GPUs is unmeasured.
+Not counted: waits, clocks, caches, and bank conflicts, which banks.py counts. The speed of AMD GPUs is unmeasured.
 
 An issue cycle is what a plain vector instruction takes: 4 clocks for the 64 lanes of CDNA, 1 for the 32 of RDNA, where
 matrix instructions go through the vector pipe and so add to it. Transcendentals and 32-bit multiplications take 4.
@@ -38,6 +38,7 @@ import clangs  # noqa: E402
 import progress  # noqa: E402
 import spill_check  # noqa: E402
 import suite  # noqa: E402
+from matrix import MATRIX, is_cdna, matrix_cycles  # noqa: E402
 
 TABLE = os.path.join(HERE, "density.csv")
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -100,9 +101,6 @@ TILES = {
              "bwd_dq_dk_dv {}_h128x128_t16x64_w4x1_b1_mask_buffers"),
 }
 
-MATRIX = re.compile(r"v_(?:mfma|wmma)(?:_scale)?_f32_(\d+)x(\d+)x(\d+)_?(\w*)")
-# Multiply-adds of 16-bit types a clock and SIMD. f8f6f4 is taken to have an operand of 8 bits: it is twice as fast without.
-RATE = {"gfx90a": 128, "gfx942": 256, "gfx950": 256, "gfx1100": 128, "gfx1201": 256}
 # What the ISA manuals say of some, in issue cycles.
 KNOWN = (("gfx90a", "v_mfma_f32_32x32x8_bf16_1k", 16), ("gfx942", "v_mfma_f32_16x16x16_bf16", 4),
          ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", 8), ("gfx942", "v_mfma_f32_16x16x32_bf8_fp8", 4),
@@ -116,19 +114,6 @@ NOT_ISSUED = ("s_waitcnt", "s_wait_", "s_nop", "s_barrier", "s_delay_alu", "s_se
 MEMORY = ("buffer_", "global_", "flat_", "scratch_")
 VMCNT = re.compile(r"s_waitcnt .*vmcnt\((\d+)\)|s_wait_loadcnt(_dscnt)? (\w+)")
 BRANCH = re.compile(r"s_c?branch\w*$")
-
-
-def is_cdna(arch):
-    return arch.startswith("gfx9")
-
-
-def matrix_cycles(arch, shape):
-    m, n, k, kind = int(shape[1]), int(shape[2]), int(shape[3]), shape[4]
-    eight = kind.startswith(("fp8", "bf8", "f8"))
-    rate = RATE[arch] * (2 if eight else 1)
-    if arch == "gfx950" and m * k >= (2048 if eight else 512):  # what it brought; others go at gfx942's speed
-        rate *= 2
-    return m * n * k / rate / (4 if is_cdna(arch) else 1)
 
 
 def bytes_of(name):
@@ -259,9 +244,9 @@ def way_round(blocks, loops, dominate, order, head):
     return [(blocks[i], often[i]) for i in best[head][1]]
 
 
-def main_loops(arch, text):
-    """The innermost loops with matrix instructions."""
-    blocks = blocks_of(arch, text)
+def main_loops(arch, text, blocks=None):
+    """The innermost loops with matrix instructions. @blocks: of the text."""
+    blocks = blocks or blocks_of(arch, text)
     loops, dominate, order = loops_of(blocks)
     matrix = {head for head, body in loops.items() if any(blocks[i].pipes["matrix"] for i in body)}
     return [way_round(blocks, loops, dominate, order, head) for head in sorted(matrix)

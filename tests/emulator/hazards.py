@@ -10,11 +10,23 @@ is one register, as clang has it, though its halves are used apart. clang puts t
 LDS at barriers: s_barrier waits for no counter, so that whatever a wave has written to LDS has to be waited for on every way
 to it. assembly.py looks into basic blocks only.
 
-Both are tried on made-up sequences, with and without their waits, before anything is judged by them.
+Results of matrix instructions on CDNA: who reads or overwrites one has to come so many wait states later, which nothing but
+code provides: the manual's table has 3 more than an instruction's passes for vector instructions, memory and operands A and B, on
+gfx950 one more than that (LLVM #126132), and 1 more, or 2, for an accumulator that is only part of one. A whole accumulator may follow at once, but only
+into an instruction of the same kind (LLVM #218363). clang before 23 looks back 19 wait states where gfx950 wants 20 (LLVM #222040).
+
+What each rests on. That a barrier waits for nothing and how s_waitcnt counts is in the manuals of all archs, as is the table of
+wait states in CDNA's. The scalar cache of GFX12 is not in what the manual of RDNA4 says of s_wait_alu: those rules are clang's
+(LLVM #100067, #118750), and what AMD's engineers say there: scalar instructions wait for VA_SDST where they read or write a
+register (#127212, #145728), and masks in EXEC and M0 are kept apart (#138663).
+
+All are tried on made-up sequences, with and without their waits, before anything is judged by them.
 """
 import collections
 import functools
 import re
+
+import matrix
 
 NUMBERED = re.compile(r"(?<![\w.])(?:s(?:(\d+)|\[(\d+):(\d+)\])|(vcc)(_lo|_hi)?|ttmp(?:(\d+)|\[(\d+):(\d+)\]))(?![\w\[])")
 VCC, TTMP = 106, 108  # by the numbers that instructions have
@@ -218,7 +230,73 @@ def lds_at_barriers(text):
     return findings(blocks_of(text), None, step_lds, join_lds)
 
 
-# ---- that both find what they are for ----
+# ---- results of matrix instructions on CDNA ----
+
+VECTORS = re.compile(r"(?<![\w.])([va])(?:(\d+)|\[(\d+):(\d+)\])")
+MEMORY = ("buffer_", "global_", "flat_", "scratch_", "ds_")
+GIVES = re.compile(r"(?:buffer|global|flat|scratch)_load|ds_(?:read|load|\w*permute|swizzle)")
+
+# A result under way: its registers' file, first and last; who made it; how many wait states are left for who reads or
+# overwrites it, and for who adds to a part of it.
+Result = collections.namedtuple("Result", "file first last maker all part")
+
+
+@functools.lru_cache(maxsize=65536)
+def ranges(operands):
+    """(file, first, last) of each vector operand, in order; None for others."""
+    found = []
+    for word in operands.split(","):
+        one = VECTORS.search(word)
+        found.append((one[1], int(one[2] or one[3]), int(one[2] or one[4])) if one else None)
+    return tuple(found)
+
+
+def overlaps(result, operand):
+    return operand is not None and operand[0] == result.file and operand[1] <= result.last and result.first <= operand[2]
+
+
+def early_use(result, name, operands, is_matrix):
+    """Whether an instruction that comes now comes too early for @result."""
+    used = ranges(operands)
+    if not is_matrix:
+        used = used[1:] if GIVES.match(name) else used  # loads come later than any result
+        return result.all > 0 and any(overlaps(result, operand) for operand in used)
+    if result.all > 0 and any(overlaps(result, operand) for operand in used[1:3]):
+        return True
+    whole = used[3] == (result.file, result.first, result.last) and name == result.maker
+    return result.part > 0 and not whole and overlaps(result, used[3] if len(used) > 3 else None)
+
+
+def step_matrix(arch, state, line):
+    number, name, operands = line
+    shape = matrix.MATRIX.match(name)
+    sentence = None
+    if shape or name.startswith(("v_", *MEMORY)):
+        early = [result for result in state if early_use(result, name, operands, shape)]
+        if early:
+            sentence = f"line {number}: {name} comes {max(r.all for r in early)} wait states too early for what {early[0].maker} writes"
+    passed = int(operands, 0) + 1 if name == "s_nop" else 0 if name.startswith("s_delay") else 1
+    state = frozenset(r._replace(all=r.all - passed, part=r.part - passed) for r in state if max(r.all, r.part) > passed)
+    if shape:
+        passes = int(matrix.matrix_cycles(arch, shape))
+        more = int(arch == "gfx950" and passes != 2)
+        file, first, last = ranges(operands)[0]
+        state |= {Result(file, first, last, name, passes + 3 + more, passes + more + (arch != "gfx90a"))}
+    return state, sentence
+
+
+def concerns_matrices(name):
+    return name.startswith(("v_", "s_", *MEMORY))
+
+
+def matrix_results(arch, text):
+    """Sentences about uses that may come too early; none where the hardware waits itself."""
+    if not matrix.is_cdna(arch):
+        return []
+    return findings(blocks_of(text), frozenset(), functools.partial(step_matrix, arch), frozenset.union)
+
+
+# ---- that all find what they are for ----
 
 READ, WRITE, USE = "\tv_add_nc_u32_e32 v1, s27, v1\n", "\ts_add_co_i32 s27, s26, 1\n", "\tv_add_nc_u32_e32 v2, s27, v2\n"
 WAIT_SCALAR, WAIT_VECTOR = "\ts_wait_alu depctr_sa_sdst(0)\n", "\ts_wait_alu depctr_va_sdst(0)\n"
@@ -264,11 +342,39 @@ UNDER_WAY = (
     ("\tds_store_b64 v1, v[2:3]\n\ts_wait_loadcnt_dscnt 0x3\n\ts_barrier_signal -1\n", True),
 )
 
+LONG = "\tv_mfma_f32_32x32x64_f8f6f4 v[0:15], v[16:23], v[24:31], {}\n"
+SHORT = "\tv_mfma_f32_16x16x16_bf16 v[0:3], v[4:5], v[6:7], v[0:3]\n"
+DEEP = "\tv_mfma_f32_16x16x32_bf16 v[0:3], v[4:7], v[8:11], v[0:3]\n"
+PASS, ADD = "\ts_mov_b32 s0, 0\n", "\tv_add_f32_e32 v40, v3, v3\n"
+# An arch, a sequence, and whether a result in it may be used too early.
+RESULTS = (
+    ("gfx950", LONG.format("0") + 19 * PASS + ADD, True), ("gfx950", LONG.format("0") + 20 * PASS + ADD, False),
+    ("gfx950", LONG.format("0") + "\ts_nop 7\n\ts_nop 7\n" + 3 * PASS + ADD, True),
+    ("gfx950", LONG.format("0") + "\ts_nop 7\n\ts_nop 7\n\ts_nop 3\n" + ADD, False),
+    ("gfx950", LONG.format("0") + 19 * PASS + "\tv_mov_b32_e32 v7, 0\n", True),
+    ("gfx950", LONG.format("0") + "\tv_mov_b32_e32 v16, 0\n", False),
+    ("gfx950", LONG.format("0") + 19 * PASS + "\tds_write_b64 v40, v[0:1]\n", True),
+    ("gfx950", LONG.format("0") + "\tds_read_b64 v[50:51], v40\n", False),
+    ("gfx950", LONG.format("0") + "\tds_read_b64 v[50:51], v4\n", True), ("gfx950", 2 * LONG.format("v[0:15]"), False),
+    ("gfx950", DEEP + SHORT, True), ("gfx950", DEEP + 6 * PASS + SHORT, False), ("gfx950", DEEP + 5 * PASS + SHORT, True),
+    ("gfx950", 2 * DEEP, False), ("gfx950", SHORT + 7 * PASS + ADD, True), ("gfx950", SHORT + 8 * PASS + ADD, False),
+    ("gfx942", SHORT + 7 * PASS + ADD, False), ("gfx942", SHORT + 6 * PASS + ADD, True), ("gfx942", 2 * SHORT, False),
+    ("gfx90a", SHORT + 10 * PASS + ADD, True), ("gfx90a", SHORT + 11 * PASS + ADD, False),
+    ("gfx942", SHORT + SHORT.replace("v[4:5]", "v[2:3]"), True),  # its operand A
+    ("gfx942", SHORT + 4 * PASS + SHORT.replace("v[0:3]", "v[2:5]").replace("v[4:5]", "v[8:9]"), True),  # a part
+    ("gfx942", SHORT + 5 * PASS + SHORT.replace("v[0:3]", "v[2:5]").replace("v[4:5]", "v[8:9]"), False),
+    ("gfx942", SHORT.replace("v[0:3]", "a[0:3]") + ADD, False), ("gfx942", "\tv_mov_b32_e32 v0, 0\n" + ADD, False),
+    ("gfx942", LOOP.format(ADD + SHORT), True), ("gfx942", LOOP.format(ADD + SHORT + "\ts_nop 7\n"), False),
+    ("gfx942", SHORT + WAY.format("\ts_nop 7\n") + ADD, True), ("gfx1201", SHORT + ADD, False),
+)
+
 
 def check_checkers():
     """Made-up sequences that are judged wrongly."""
     wrong = [f"scalar_reads() {'does not find' if bad else 'finds'} a fault in {text!r}"
              for text, bad in EARLY if bool(scalar_reads("gfx1201", text)) != bad]
     wrong += ["scalar_reads() speaks of gfx1100"] if scalar_reads("gfx1100", EARLY[0][0]) else []
+    wrong += [f"matrix_results({arch}) {'does not find' if bad else 'finds'} a fault in {text!r}"
+              for arch, text, bad in RESULTS if bool(matrix_results(arch, text)) != bad]
     return wrong + [f"lds_at_barriers() {'does not find' if bad else 'finds'} a fault in {text!r}"
                     for text, bad in UNDER_WAY if bool(lds_at_barriers(text)) != bad]

@@ -17,8 +17,9 @@ HALF_UNIT = {abi.F32: 2.0 ** -24, abi.F16: 2.0 ** -11, abi.BF16: 2.0 ** -8, abi.
 # Weights, in units of a row's largest, that may be taken for 0: MI200 and the emulator have no subnormal operands.
 LEAST = {abi.F32: 0, abi.F16: 2.0 ** -13, abi.BF16: 0, abi.E4M3: 2.0 ** -12}
 HUGE = 2.0 ** 100  # a score beside which another is nothing in float32
-HEAD_DIMS = (8, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 232, 256)
-TILES = ((32, 32), (64, 64), (96, 96), (128, 128), (160, 160), (192, 128), (192, 192), (256, 256))  # a profile's head dims
+HEAD_DIMS = (8, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 232, 256, 320, 512)
+TILES = ((32, 32), (64, 64), (96, 96), (128, 128), (160, 160), (192, 128), (192, 192), (256, 256), (384, 384),
+         (512, 512))  # what kernels are cut for
 
 
 def draw_length(rng, most):
@@ -77,6 +78,8 @@ def draw_problem(rng, arch):
     if maybe(.6):
         left, right = (-1, 0) if maybe(.5) else (int(rng.choice([-1, 0, 7, 31, 60, 150])), int(rng.choice([-1, 0, 1, 4, 33])))
         o |= dict(mask=int(rng.integers(1, 3)), left=left, right=right, sinks=int(rng.choice([0, 1, 9, 70])) if left >= 0 else 0)
+    if maybe(.25):
+        o |= dict(data=[1, 3, 3, 5, 63, "bits"][rng.integers(6)], data_broadcast="".join(c for c in "bh" if maybe(.5)))
     extra = rng.random()
     if extra < .3:
         o |= dict(bias=int(rng.choice([abi.F32, abi.BF16 if wide else dtype])), turned=maybe(.3),
@@ -91,7 +94,7 @@ def draw_problem(rng, arch):
     o |= dict(scale=dq ** -.5 * float(rng.choice([-1, 0, 4, -3, .1]))) if maybe(.1) else {}
     o |= dict(heavy=float(rng.choice([.02, .3]))) if maybe(.3) else {}
     if backward:
-        return o | dict(dbias="bias" in o and maybe(.7), dsink="sink" in o)
+        return o | dict(dbias="bias" in o and maybe(.7), dsink="sink" in o, acc=int(rng.integers(1, 6)) if maybe(.25) else 0)
     o |= dict(descale=["signed", "block", True, True][rng.integers(4)]) if wide and maybe(.7) else {}
     o |= dict(o_dtype=int(rng.integers(3))) if wide else {}
     draw_cache(rng, o, maybe)
@@ -156,6 +159,23 @@ class Sequence:
             self.keys = np.zeros_like(at), starts_k[b] + at
         else:
             self.keys = np.full_like(at, ints(c.cache_batch_idx, s.batch)[b] if c is not None and c.cache_batch_idx else b), at
+
+    def in_mask(self, m, head):
+        """By a mask that is data: intervals, or bits."""
+        b, at = self.rows
+        i, j = np.arange(at.start, at.start + self.n_q), np.arange(self.n_k)
+        t = m.bits if m.bits.data else m.intervals
+        if not t.data:
+            return True
+        n = -(-self.n_k // 8) if m.bits.data else m.n_endpoints
+        shape, strides = (b + 1, at.start + self.n_q, head + 1, n), (t.stride_batch, t.stride_seq, t.stride_head, t.stride_dim)
+        if m.bits.data:
+            return np.unpackbits(look(t.data, np.uint8, shape, strides)[b, i, head], axis=-1, bitorder="little", count=self.n_k).astype(bool)
+        f = look(t.data, np.int32, shape, strides)[b, i, head].astype(np.int64)
+        seen = j < f[:, :1]
+        for e in range(1, n, 2):
+            seen = seen | ((j >= f[:, e, None]) & (j < f[:, e + 1, None]))
+        return seen
 
     def sees(self, band):
         i, j = np.arange(self.n_q)[:, None], np.arange(self.n_k)[None, :]
@@ -222,7 +242,7 @@ class Oracle:
         """Q, K and V; scores, -inf where nobody sees; the soft cap's derivative; by how much scores may be off."""
         a = self.a
         q, k = self.q[s.rows][:, h] * self.factor("q", s, h, s.n_q), self.k[s.keys][:, g] * self.factor("k", s, g, s.n_k)
-        seen = s.sees(a.band)
+        seen = s.sees(a.band) & s.in_mask(a.mask_data, h)
         used = seen.any(0)[:, None]
         k, v = np.where(used, k, 0), np.where(used, self.v[s.keys][:, g], 0) * self.factor("v", s, g, s.n_k)
         x, size, slope = a.scale * (q @ k.T), abs(a.scale) * (np.abs(q) @ np.abs(k).T), 1.0

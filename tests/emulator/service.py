@@ -50,6 +50,9 @@ def cases():
     yield attention("dropout", "bf16", 1, 30, 40, 2, 2, 32, dropout_p=0.2, dropout_seed=3, dropout_offset=5)
     yield backward("backward", "bf16", 1, 30, 50, 2, 1, 64, **CAUSAL)
     yield backward("backward f32", "f32", 1, 20, 30, 1, 1, 32)
+    yield backward("backward, split", "bf16", 1, 30, 150, 2, 1, 64, n_splits=3, **CAUSAL)
+    yield backward("backward, split, packed", "f16", 3, 19, 140, 2, 1, 64, packed=(24, 178), n_splits=3, mode="group", total_q=24,
+                   total_k=178, integers={"seqstart_q": [0, 5, 5, 24], "seqstart_k": [0, 30, 38, 178]}, **CAUSAL)
 
 
 def numbers(case, role, raw):

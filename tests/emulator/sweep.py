@@ -2,13 +2,18 @@
 """All AMD kernels of a profile, in every type, each compiled once: what assembly.py, sinking.py, hazards.py and
 density.py have to say of them. No GPU, no emulator; 90 minutes of two cores.
 
-    python3 tests/emulator/sweep.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--rows FILE] [--jobs N]
+    python3 tests/emulator/sweep.py [--update] [--profile pytorch] [--arch gfx942] [--match REGEX] [--rows FILE] [--cells FILE]
+                                    [--against FILE] [--jobs N]
 
-None may keep registers in memory, and what its main loops cost is compared with tests/emulator/sweep.csv: a line a
-kernel, one for both 16-bit types where they cost the same, with a column an arch. A cell has the issue cycles a score
-of each main loop's busiest pipe and, behind the slash, the waves a SIMD. What is worse by more than 3 % fails, and so do
-a kernel without a cell and a cell without a kernel. --update writes what was found. --rows writes a file with all that
-density.py counts. What has no matrix instructions has no cell. A table of least and median densities comes last.
+None may keep registers in memory, and what its main loops cost is compared with tests/emulator/sweep.csv: a line a loop and head dims
+with a column an arch, of all its tiles, features and 16-bit types. A cell has the number of kernels, the issue cycles a score of their
+main loops' busiest pipes, the most of a kernel and the mean, and behind the slash the waves a SIMD, all kernels' together. Other numbers
+of kernels, a most that is more by over 3 % or a mean by over 0.5 %, and fewer waves fail. --update writes what was found. With --match,
+only groups of which all kernels are looked at are compared.
+
+Which kernel it was: --cells writes a line a kernel, of the tree as it was before, and --against compares each with such a file, by 3 %.
+--rows writes a file with all that density.py counts. What has no matrix instructions has no cell. A table of least and median densities
+comes last.
 """
 import argparse
 import collections
@@ -32,8 +37,7 @@ import sinking  # noqa: E402
 import spill_check  # noqa: E402
 
 TABLE = os.path.join(HERE, "sweep.csv")
-COLUMNS = ("kernel", "types", *density.ARCHS)
-BOTH = "f16 bf16"
+MEAN_SLACK = 1.005  # many kernels do not become dearer by as much as one may
 NAME = re.compile(r"fmha_(?P<family>\w+?)_(?P<dtype>f32|f16|bf16)_(?P<arch>gfx\w+?)_gpu_(?P<rest>\w+)")
 SUMMING = re.compile(r"_bwd_dq_dk_dv_\w+_split(?:_|$)")
 DEAR = ("bias", "bias2", "cap", "drop")
@@ -41,6 +45,9 @@ ROUNDED = 0.05  # what one decimal may hide
 # Cells before and after, and whether that is worse.
 KNOWN = (("8.0/2", "8.2/2", False), ("8.0/2", "8.4/2", True), ("48.0 64.0/2", "48.0 67.0/2", True),
          ("8.0/3", "8.0/2", True), ("8.0/2", "7.0/3", False), ("8.0/2", "8.0 1.0/2", True), ("8.0/2", "", True), ("", "8.0/2", True))
+KNOWN_GROUPS = (("4 9.0 8.00/2", "4 9.2 8.02/2", False), ("4 9.0 8.00/2", "4 9.4 8.02/2", True), ("4 9.0 8.00/2", "4 9.0 8.20/2", True),
+                ("4 9.0 8.00/2", "5 9.0 8.00/2", True), ("4 9.0 8.00/2", "4 9.0 8.00/1", True), ("4 9.0 8.00/2", "4 8.0 7.00/3", False),
+                ("4 9.0 8.00/2", "", True))
 
 Finding = collections.namedtuple("Finding", "wrong spills rows seconds")
 
@@ -58,6 +65,7 @@ def look(job):
     wrong += assembly.check_written(text) + assembly.check_waits(job.arch, text)[:3]
     wrong += sinking.moved(dumps)[0]
     wrong += hazards.scalar_reads(job.arch, text)[:3] + hazards.lds_at_barriers(text)[:3]
+    wrong += hazards.matrix_results(job.arch, text)[:3]
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     rows = density.rows_of(job, text, mca=False) if counted else []
     return Finding(wrong, assembly.spilled(number), rows, seconds)
@@ -87,43 +95,52 @@ def is_worse(old, new):
 
 
 def split_name(name):
-    """A kernel's place in the table: line, type, arch."""
+    """A kernel's place in the table: line, arch."""
     found = NAME.fullmatch(name)
-    return f"{found['family']} {found['rest']}", found["dtype"], found["arch"]
+    return f"{found['family']} {found['rest'].split('_t')[0]}", found["arch"]
 
 
-def name_of(line, dtype, arch):
-    family, rest = line.split()
-    return f"fmha_{family}_{dtype}_{arch}_gpu_{rest}"
+def grouped(names):
+    """{(line, arch): names}"""
+    groups = collections.defaultdict(list)
+    for name in names:
+        groups[split_name(name)].append(name)
+    return groups
 
 
-def read_table():
-    """{a kernel's name: its cell}"""
-    with open(TABLE, encoding="ascii", newline="") as f:
-        return {name_of(row["kernel"], dtype, arch): row[arch]
-                for row in csv.DictReader(f) for dtype in row["types"].split() for arch in density.ARCHS if row[arch]}
+def group_cell(cells):
+    cycles = [sum(map(float, cell.split("/")[0].split())) for cell in cells]
+    return f"{len(cells)} {max(cycles):.1f} {statistics.mean(cycles):.2f}/{sum(int(cell.split('/')[1]) for cell in cells)}"
+
+
+def group_is_worse(old, new):
+    if not old or not new:
+        return old != new
+    (n, most, mean), (n_now, most_now, mean_now) = (map(float, cell.split("/")[0].split()) for cell in (old, new))
+    return (n != n_now or most_now > most * density.SLACK + ROUNDED or mean_now > mean * MEAN_SLACK + ROUNDED / 10
+            or int(new.split("/")[1]) < int(old.split("/")[1]))
+
+
+def read_table(path=TABLE):
+    """{(line, arch): its cell}"""
+    with open(path, encoding="ascii", newline="") as f:
+        return {(row["loop"], arch): row[arch] for row in csv.DictReader(f) for arch in density.ARCHS if row[arch]}
 
 
 def write_table(cells):
-    lines = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for name, cell in cells.items():
-        line, dtype, arch = split_name(name)
-        lines[line][dtype][arch] = cell
     with open(TABLE, "w", encoding="ascii", newline="") as f:
-        writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(f, ("loop", *density.ARCHS), lineterminator="\n")
         writer.writeheader()
-        for line in sorted(lines):
-            types = lines[line]
-            alike = len(types) == 2 and types["f16"] == types["bf16"]
-            for dtype in [BOTH] if alike else sorted(types):
-                writer.writerow({"kernel": line, "types": dtype} | types[dtype.split()[0]])
+        for line in sorted({line for line, _ in cells}):
+            writer.writerow({"loop": line} | {arch: cells.get((line, arch), "") for arch in density.ARCHS})
 
 
-def compare(old, new):
-    """Says what is worse, missing or new; returns how many are."""
-    failed = [name for name in sorted(old.keys() | new.keys()) if is_worse(old.get(name, ""), new.get(name, ""))]
-    for name in failed:
-        print(f"FAIL {name}: cycles and waves {old.get(name, 'without a cell')} -> {new.get(name, 'no such kernel')}", flush=True)
+def compare(old, new, worse):
+    """Says what is worse, missing or new; returns how much is."""
+    failed = [place for place in sorted(old.keys() | new.keys()) if worse(old.get(place, ""), new.get(place, ""))]
+    for place in failed:
+        name = place if isinstance(place, str) else " ".join(place)
+        print(f"FAIL {name}: cycles and waves {old.get(place, 'without a cell')} -> {new.get(place, 'nothing')}", flush=True)
     return len(failed)
 
 
@@ -131,9 +148,9 @@ def show_densities(found):
     """Of every loop, by what dearest a score goes through, an arch a column: the least and the median, and of how many."""
     groups = collections.defaultdict(list)
     for name, finding in found.items():
-        line, _, arch = split_name(name)
+        arch = split_name(name)[1]
         if finding.rows:
-            family, rest = line.split()
+            family, rest = NAME.fullmatch(name).group("family", "rest")
             words = [family[:3], rest.split("_h")[0], *(word for word in rest.split("_") if word in DEAR)]
             groups[" ".join(words), arch].append(min(float(row["density"]) for row in finding.rows))
     archs = [arch for arch in density.ARCHS if any(arch == other for _, other in groups)]
@@ -166,6 +183,8 @@ def main():
     parser.add_argument("--arch", action="append")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--rows", help="a file to write all that is counted to")
+    parser.add_argument("--cells", help="a file to write a line a kernel to")
+    parser.add_argument("--against", help="such a file: compare kernel by kernel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     archs = clangs.known(options.arch or density.ARCHS, "sweep")
@@ -173,16 +192,20 @@ def main():
         return 77
     for old, new, expected in KNOWN:
         assert is_worse(old, new) == expected, f"{old} and {new}"
+    for old, new, expected in KNOWN_GROUPS:
+        assert group_is_worse(old, new) == expected, f"{old} and {new}"
     mistaken = hazards.check_checkers()
     if mistaken:
         print("\n".join(f"FAIL {sentence}" for sentence in mistaken))
         return 1
-    lib, jobs, found = abi.load_library(), {}, {}
+    lib, jobs, found, left_out = abi.load_library(), {}, {}, set()
     for arch in archs:
         kernels = assembly.of_profile(lib, arch, options.profile, True)
         for name, kernel in (*kernels.items(), *summing(lib, kernels)):
             if re.search(options.match, name):
                 jobs[name] = density.Job(arch, name, kernel)
+            elif NAME.fullmatch(name):
+                left_out.add(split_name(name))
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for n, (name, finding) in enumerate(zip(jobs, pool.map(look, jobs.values(), chunksize=8)), 1):
             found[name] = finding
@@ -191,19 +214,27 @@ def main():
     failed = say(found)
     cells = {name: cell_of(jobs[name].arch, finding.rows) for name, finding in found.items()}
     cells = {name: cell for name, cell in cells.items() if cell}
+    if options.cells:
+        with open(options.cells, "w", encoding="ascii", newline="") as f:
+            csv.writer(f, lineterminator="\n").writerows(sorted(cells.items()))
+    groups = {place: group_cell([cells[name] for name in names]) for place, names in grouped(cells).items() if place not in left_out}
     known = read_table()
-    looked_at = {name for name in known if split_name(name)[2] in archs and re.search(options.match, name)}
+    looked_at = {place for place in known if place[1] in archs and place not in left_out}
     if options.update:
-        write_table({name: cell for name, cell in known.items() if name not in looked_at} | cells)
+        write_table({place: cell for place, cell in known.items() if place not in looked_at} | groups)
     else:
-        failed += compare({name: known[name] for name in looked_at}, cells)
+        failed += compare({place: known[place] for place in looked_at}, groups, group_is_worse)
+    if options.against:
+        with open(options.against, encoding="ascii", newline="") as f:
+            before = {name: cell for name, cell in csv.reader(f) if name in jobs}
+        failed += compare(before, cells, is_worse)
     if options.rows:
         with open(options.rows, "w", encoding="ascii", newline="") as f:
             writer = csv.DictWriter(f, density.COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(row for finding in found.values() for row in finding.rows)
     show_densities(found)
-    print(f"sweep: {len(jobs)} kernels, {len(cells)} with main loops; {failed} failed")
+    print(f"sweep: {len(jobs)} kernels, {len(cells)} with main loops, {len(groups)} groups of them whole; {failed} failed")
     return 1 if failed or not jobs else 0
 
 

@@ -6,6 +6,7 @@ What it leaves behind in the registry, `tidy` puts back once the fault is gone.
 """
 import contextlib
 import json
+import mmap
 import os
 import pathlib
 import re
@@ -494,6 +495,54 @@ def tune(daemon):
 def forget(daemon):
     with daemon.device() as device:
         return device.call("registry_forget", {"kernel": "*"}).get("n_kernels", 0) >= 0
+
+
+def drop_pool(daemon):
+    """Nothing of it is there when the next fault is tried; whoever had it open may not have been missed yet."""
+
+    def is_dropped():
+        try:
+            with daemon.client() as client:
+                client.call("pool_drop", {"name": "visit"})
+        except fmha_wire.WireError as error:
+            return error.name == "ENOENT"
+        return True
+
+    if not fmhad.until(is_dropped):
+        raise Lie("a pool that nobody has open stays")
+
+
+@visit("pool_open", "pool_close", "pool_lease", "pool_seal", "pool_find", "pool_give_back", "pool_drop", "pool_share", tidy=drop_pool)
+def pools(daemon):
+    """What one has sealed the next one finds, and nothing else of what it wrote."""
+    keys = [bytes([n]) * 32 for n in range(3)]
+    with daemon.client() as client:
+        opened, (fd,) = client.call_with_fds("pool_open", {"name": "visit", "n_pages": 300, "page_bytes": 4096})
+        with contextlib.closing(mmap.mmap(fd, 300 * 4096)) as memory:
+            os.close(fd)
+            pool = {"pool": opened["pool"]}
+            pages = client.call("pool_lease", {**pool, "n": 280})["pages"]
+            for at in range(0, len(pages), 4):
+                page = int.from_bytes(pages[at:at + 4], "little")
+                memory[page * 4096:page * 4096 + 4] = b"here"
+            sealed = client.call("pool_seal", {**pool, "pages": pages[:8], "keys": keys[0] + keys[1]})["pages"]
+            client.call("pool_give_back", {**pool, "pages": pages[8:12]})
+            shared = len(client.call("pool_share", {"name": "visit", "uid": 5, "access": "read"})["share"])
+            client.call("pool_close", pool)
+    with daemon.client() as client:
+        opened, (fd,) = client.call_with_fds("pool_open", {"name": "visit"})
+        with contextlib.closing(mmap.mmap(fd, 300 * 4096)) as memory:
+            os.close(fd)
+            pool = {"pool": opened["pool"]}
+            found = client.call("pool_find", {**pool, "keys": b"".join(keys)})["pages"]
+            if found != sealed or len(found) != 8:
+                raise Lie(f"pages {sealed} were sealed, {found} are found")
+            for at in range(0, 8, 4):
+                page = int.from_bytes(found[at:at + 4], "little")
+                if memory[page * 4096:page * 4096 + 4] != b"here":
+                    raise Lie("a sealed page has lost what was in it")
+            client.call("pool_close", pool)
+        return len(pages), shared, opened["n_pages"], refusal(lambda: client.call("pool_drop", {"name": "visit"}))
 
 
 @visit("trace")

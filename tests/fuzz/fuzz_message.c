@@ -13,7 +13,7 @@
 #include <proto/frame.h>
 #include <proto/message.h>
 
-#include "flat.h"
+#include "field.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

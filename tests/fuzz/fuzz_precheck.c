@@ -12,7 +12,7 @@
 #include <msgpack.h>
 
 #include <proto/limits.h>
-#include <proto/precheck.h>
+#include <proto/frame.h>
 
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
@@ -23,7 +23,7 @@ const char *__asan_default_options(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct tree {
-	uint32_t nodes, depth, string_bytes;
+	uint32_t nodes, depth, string_bytes, bin_bytes;
 	bool ext;
 };
 
@@ -38,8 +38,8 @@ static void measure(const msgpack_object *object, uint32_t depth, struct tree *t
 		tree->ext = true;
 	if (object->type == MSGPACK_OBJECT_STR && object->via.str.size > tree->string_bytes)
 		tree->string_bytes = object->via.str.size;
-	if (object->type == MSGPACK_OBJECT_BIN && object->via.bin.size > tree->string_bytes)
-		tree->string_bytes = object->via.bin.size;
+	if (object->type == MSGPACK_OBJECT_BIN && object->via.bin.size > tree->bin_bytes)
+		tree->bin_bytes = object->via.bin.size;
 	for (uint32_t i = 0; object->type == MSGPACK_OBJECT_ARRAY && i < object->via.array.size;
 	     i++)
 		measure(&object->via.array.ptr[i], depth + 1, tree);
@@ -86,15 +86,16 @@ static void compare(const uint8_t *data, size_t size, const struct proto_budget 
 	if (!accepted && !is_worth_asking(data, size))
 		return;
 	expected = library_accepts(data, size, &tree) && !tree.ext && tree.depth <= budget->depth &&
-		   tree.nodes <= budget->nodes && tree.string_bytes <= budget->string_bytes;
+		   tree.nodes <= budget->nodes && tree.string_bytes <= budget->string_bytes &&
+		   tree.bin_bytes <= budget->bin_bytes;
 	if (accepted != expected)
 		abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	const struct proto_budget wide = {PROTO_PRECHECK_STACK, UINT32_MAX, UINT32_MAX};
-	const struct proto_budget narrow = {3, 20, 10};
+	const struct proto_budget wide = {PROTO_PRECHECK_STACK, UINT32_MAX, UINT32_MAX, UINT32_MAX};
+	const struct proto_budget narrow = {3, 20, 10, 14};
 
 	compare(data, size, &wide);
 	compare(data, size, &narrow);

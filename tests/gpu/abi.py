@@ -10,7 +10,7 @@ INCLUDE = os.path.join(ROOT, "kernels", "include")  # device code says <kernels/
 _SCALARS = {
     "abi_i32": ctypes.c_int32, "abi_u32": ctypes.c_uint32, "abi_i64": ctypes.c_int64,
     "abi_u64": ctypes.c_uint64, "float": ctypes.c_float, "int32_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32, "int": ctypes.c_int, "char": ctypes.c_char,
+    "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "int": ctypes.c_int, "char": ctypes.c_char,
     "enum": ctypes.c_uint,
 }
 
@@ -60,12 +60,14 @@ def _read(*parts):
 STRUCTS = parse_structs(_read("kernels", "include", "kernels", "abi.h"))
 STRUCTS = parse_structs(_read("proto", "include", "proto", "build.h"), STRUCTS)
 STRUCTS = parse_structs(_read("kernels", "gpu", "include", "kernels", "gpu_kernel.h"), STRUCTS)
+STRUCTS = parse_structs(_read("tests", "gpu", "check.c"), STRUCTS)
 FwdArgs = STRUCTS["abi_fwd_args"]
 CombineArgs = STRUCTS["abi_combine_args"]
 AppendArgs = STRUCTS["abi_appendkv_args"]
 BwdArgs = STRUCTS["abi_bwd_args"]
 Tile = STRUCTS["gpu_tile"]
 Kernel = STRUCTS["gpu_kernel"]
+Launch = STRUCTS["check_launch"]
 
 F32, F16, BF16, E4M3, E5M2 = range(5)
 DTYPE_NAMES = ["f32", "f16", "bf16", "e4m3", "e5m2"]
@@ -88,7 +90,9 @@ def load_library(path=None):
     lib = ctypes.CDLL(path or os.path.join(build, "tests", "gpu", "libfmha_gpu_check.so"))
     lib.reference_load.restype = ctypes.c_double
     lib.reference_load.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64]
-    lib.check_pipeline.restype = ctypes.c_char_p
+    sizes = (ctypes.c_size_t * 7).in_dll(lib, "fmha_gpu_check_sizes")
+    assert list(sizes) == [ctypes.sizeof(x) for x in (FwdArgs, CombineArgs, AppendArgs, BwdArgs, Tile, Kernel, Launch)]
+    lib.check_pipeline.restype = lib.check_launch.restype = ctypes.c_char_p
     PIPELINES[:] = [name.decode() for name in iter(map(lib.check_pipeline, range(64)).__next__, None)]
     return lib
 

@@ -42,7 +42,7 @@ class Backward(Forward):
         f, a = self.args, abi.BwdArgs()
         self.bwd = a
         for name in ("q", "k", "v", "o", "bias", "lse", "alibi_slopes", "alibi_stride_batch", "sink",
-                     "sequences", "band", "dropout", "nhead_q", "nhead_k", "hdim_q", "hdim_v",
+                     "sequences", "band", "mask_data", "dropout", "nhead_q", "nhead_k", "hdim_q", "hdim_v",
                      "scale", "logits_soft_cap", "dtype", "bias_dtype"):
             setattr(a, name, getattr(f, name))
         a.dropout.seed += self.randval
@@ -77,6 +77,7 @@ class Backward(Forward):
             return
         rows = self.lens_q if self.group else [self.batch * qs]
         sizes = [n * heads * s * self.dq for n, s in zip(rows, splits)]
+        a.dq_split_keys = max(-(-a.sequences.seqlen_k_max // max(splits)), 1)  # a split for each block, or a few
         self.dq_acc = aligned((sum(sizes),), np.float32, np.nan)
         self.keep.append(self.dq_acc)
         self.outputs["dq_acc"] = self.dq_acc
@@ -152,25 +153,38 @@ class Backward(Forward):
 
 
 class Append:
-    """append-KV with rotary embedding: caches must be equal bit by bit."""
+    """append-KV with rotary embedding: caches must be equal bit by bit. new_dtype: of new rows over a cache of fp8, which are divided
+    by `factors`: 1, "heads", "pages" or "found". slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in
+    one row."""
 
     OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
-                   layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3)
+                   layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3,
+                   new_dtype=None, slots=0, shared=0, factors=None)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
         self.__dict__.update(options)
         self.keep, self.outputs = [], {}
+        if self.slots:
+            self.sq = self.new
         rng = self.rng = np.random.default_rng(self.seed)
         a = self.args = abi.AppendArgs()
         s = a.sequences
         s.batch, s.seqlen_q_max, s.seqlen_k_max = self.batch, self.sq, self.cap
         s.total_q, s.total_k = self.batch * self.sq, self.batch * self.cap
         lens = rng.integers(0, self.cap - self.new + 1, self.batch)
-        s.seqlen_k = pointer(self.ints(lens))
-        a.k_new = self.random((self.batch, self.new, self.hk, self.dq))
-        a.v_new = self.random((self.batch, self.new, self.hk, self.dv))
-        if self.page:
+        of_new = self.dtype if self.new_dtype is None else self.new_dtype
+        a.new_dtype = 0 if of_new == self.dtype else of_new
+        a.k_new = self.random((self.batch, self.new, self.hk, self.dq), dtype=of_new)
+        a.v_new = self.random((self.batch, self.new, self.hk, self.dv), dtype=of_new)
+        if self.slots:
+            n = math.ceil(self.batch * self.new / self.page) + 2
+            a.cache.page_size, a.cache.n_pages, a.cache.layout = self.page, n, self.layout
+            s.seqlen_k_max = 0
+            self.place_rows(n)
+            shape = (n, self.page, self.hk)
+        elif self.page:
+            s.seqlen_k = pointer(self.ints(lens))
             blocks = math.ceil(self.cap / self.page)
             n = self.batch * blocks + 2
             a.cache.page_size, a.cache.n_pages, a.cache.layout = self.page, n, self.layout
@@ -178,12 +192,19 @@ class Append:
             a.cache.block_table = pointer(self.ints(rng.permutation(n)[:self.batch * blocks]))
             shape = (n, self.page, self.hk)
         else:
+            s.seqlen_k = pointer(self.ints(lens))
             shape = (self.batch, self.cap, self.hk)
-        a.k = self.random(shape + (self.dq,), "k")
-        a.v = self.random(shape + (self.dv,), "v")
+        if self.shared:
+            a.k = self.random(shape + (self.dq + self.dv,), "k")
+            a.v = type(a.k)(a.k.data + self.dq * NP_STORAGE[self.dtype]().itemsize, a.k.stride_batch, a.k.stride_seq, a.k.stride_head, 1)
+        else:
+            a.k = self.random(shape + (self.dq,), "k")
+            a.v = self.random(shape + (self.dv,), "v")
+        if self.factors:
+            self.divide(n if self.page else 0)
         if self.rope:
-            a.q = self.random((self.batch, self.sq, self.hq, self.dq))
-            a.q_rotated = self.random((self.batch, self.sq, self.hq, self.dq), "q_rotated")
+            a.q = self.random((self.batch, self.sq, self.hq, self.dq), dtype=of_new)
+            a.q_rotated = self.random((self.batch, self.sq, self.hq, self.dq), "q_rotated", of_new)
             half = self.rotary_dim // 2
             angles = np.arange(self.cap)[:, None] * 0.3 ** np.arange(half)[None, :]
             for name, x in (("rotary_cos", np.cos(angles)), ("rotary_sin", np.sin(angles))):
@@ -195,14 +216,38 @@ class Append:
         a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = self.hq, self.hk, self.dq, self.dv
         a.dtype, a.rotary_dtype = self.dtype, self.rotary_dtype
 
-    def ints(self, values):
-        x = aligned((len(values),), np.int32)
+    def place_rows(self, n_pages):
+        a, rng, room = self.args, self.rng, n_pages * self.page
+        slots = rng.permutation(room)[:self.batch * self.new].astype(np.int64)
+        bad = np.array([-1, room, 2**40, -(2**63), -1, room + 7])
+        slots[::3] = bad[np.arange(len(slots[::3])) % len(bad)]
+        a.slots, a.slots_stride_batch, a.slots_stride_seq = pointer(self.ints(slots, np.int64)), self.new, 1
+        if self.rope:
+            positions = rng.integers(-2, self.cap + 3, len(slots))
+            a.positions, a.positions_stride_batch, a.positions_stride_seq = pointer(self.ints(positions, np.int64)), self.new, 1
+
+    def divide(self, n_pages):
+        a, found = self.args, self.factors == "found"
+        shape = {"heads": (self.batch, self.hk, 1), "pages": (n_pages, self.hk, 1), "found": (n_pages, self.hk, self.page)}[self.factors]
+        a.computes_descale = int(found)
+        for name in ("k_descale", "v_descale"):
+            x = aligned(shape, np.float32)
+            x[...] = self.rng.uniform(0.01, 2, shape)
+            self.keep.append(x)
+            if found:
+                self.outputs[name] = x
+            d = getattr(a, name)
+            d.data, d.stride_batch, d.stride_head, d.stride_block = pointer(x), shape[1] * shape[2], shape[2], 1
+            d.block, d.per_page = int(found), int(self.factors != "heads")
+
+    def ints(self, values, dtype=np.int32):
+        x = aligned((len(values),), dtype)
         x[...] = values
         self.keep.append(x)
         return x
 
-    def random(self, shape, name=None):
-        x = encode(self.rng.standard_normal(shape).astype(np.float32), self.dtype)
+    def random(self, shape, name=None, dtype=None):
+        x = encode(self.rng.standard_normal(shape).astype(np.float32), self.dtype if dtype is None else dtype)
         self.keep.append(x)
         if name:
             self.outputs[name] = x

@@ -64,7 +64,8 @@ def decode(bits, dtype):
         return bits.view(np.float16).astype(np.float64)
     if dtype == abi.BF16:
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    raise ValueError(dtype)
+    values = fp8_values(dtype)
+    return values[bits & 0x7f] * np.where(bits & 0x80, -1.0, 1.0)
 
 
 def pointer(array):
@@ -86,7 +87,9 @@ class Forward:
     that count, the others are padding. shift: elements by which pages miss the start of a vector. heavy: the share of keys that
     are four times as long as others, so that scores far above all before them come late, and sums so far are scaled down.
     ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each.
-    lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type."""
+    lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
+    data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
+    bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -94,7 +97,8 @@ class Forward:
         group=None, lens_k=None, leftpad=None, page=0, table="block", layout=0, splits=0,
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
-        poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0)
+        poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0, data=0, data_broadcast="", kv_dtype=None, powers=False,
+        one_sign=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -104,7 +108,7 @@ class Forward:
         self.__dict__.update(options)
         self.options = options
         self.keep = []  # arrays that the args point to
-        self.outputs = {}
+        self.outputs, self.factors = {}, {}
         self.rng = np.random.default_rng(self.seed)
         self.build()
 
@@ -135,6 +139,8 @@ class Forward:
         if fill is None:
             lengths = np.where(self.rng.random((b, s, h, 1)) < heavy, 4, 1) if heavy else 1.0
             a = self.normal((b, s, h, d + pad), dtype, lengths)
+            if self.one_sign:
+                a &= np.asarray((1 << (8 * a.itemsize - 1)) - 1, a.dtype)
         else:
             a = aligned((b, s, h, d + pad), NP_STORAGE[dtype], fill)
             self.keep.append(a)
@@ -143,6 +149,8 @@ class Forward:
 
     def build(self):
         a = self.args = abi.FwdArgs()
+        self.of_keys = self.dtype if self.kv_dtype is None else self.kv_dtype
+        a.kv_dtype = self.kv_dtype or 0
         self.o_dtype = self.o_dtype if self.o_dtype is not None else (
             self.dtype if self.dtype <= abi.BF16 else abi.BF16)
         self.lens_q = [self.sq] * self.batch
@@ -181,15 +189,16 @@ class Forward:
             total = sum(g[1] for g in self.group)
             s.total_k = total
             s.seqstart_k = pointer(self.ints(np.cumsum([0] + [g[1] for g in self.group])))
-            k, st = self.bshd(1, total, self.hk, self.dq, self.dtype, heavy=self.heavy)
-            v, sv = self.bshd(1, total, self.hk, self.dv, self.dtype)
+            k, st = self.bshd(1, total, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+            v, sv = self.bshd(1, total, self.hk, self.dv, self.of_keys)
             a.k, a.v = tensor(k, st), tensor(v, sv)
         else:
             n = self.batch + 2 if self.cache_idx else self.batch
-            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.dtype, heavy=self.heavy)
-            one = encode(np.ones(1, np.float32), self.dtype)[0] if self.ones else None
-            v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.dtype, one)
+            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+            one = encode(np.ones(1, np.float32), self.of_keys)[0] if self.ones else None
+            v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.of_keys, one)
             a.k, a.v = tensor(k, st), tensor(v, sv)
+            self.stored = k, v
             if self.poison:  # keys that nobody sees: NaN in 16-bit types
                 k[:, slice(*self.poison)] = v[:, slice(*self.poison)] = NAN_WORD[k.itemsize]
             if self.cache_idx:
@@ -227,8 +236,9 @@ class Forward:
                 self.ints([n - (m - 1) * self.page for n, m in zip(lens, blocks)]))
             self.lens_k = None
         n = n_pages + (self.shift > 0)
-        k, st = self.bshd(n, self.page, self.hk, self.dq, self.dtype, heavy=self.heavy)
-        v, sv = self.bshd(n, self.page, self.hk, self.dv, self.dtype)
+        k, st = self.bshd(n, self.page, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+        v, sv = self.bshd(n, self.page, self.hk, self.dv, self.of_keys)
+        self.stored = k, v
         firsts = np.cumsum([0] + blocks[:-1])
         for position in range(*self.poison or (0,)):  # of every sequence, left padding included
             pages = [order[first + position // self.page] for first, m in zip(firsts, blocks) if position < m * self.page]
@@ -251,14 +261,16 @@ class Forward:
             if self.turned:
                 bias[..., -self.TURNED_GAP:] = NAN_WORD[bias.itemsize]
             a.bias, a.bias_dtype = tensor(bias, self.bias_strides(qb, qs)), self.bias
+        if self.data:
+            self.build_mask_data(a.mask_data, qb, qs)
         if self.alibi:
             a.alibi_slopes = pointer(self.floats(self.rng.random((self.batch, self.hq))))
             a.alibi_stride_batch = self.hq
         if self.sink:
             a.sink = pointer(self.floats(self.rng.standard_normal(self.hq)))
         if self.descale:
-            for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk)):
-                self.build_descale(getattr(a, name + "_descale"), heads, self.descale == "page" and name != "q",
+            for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk))[self.kv_dtype is not None:]:
+                self.build_descale(getattr(a, name + "_descale"), heads, self.descale in ("page", "slot") and name != "q",
                                    -1 if self.descale == "signed" and name == "k" else 1)
         if self.dropout:
             p = a.dropout
@@ -278,12 +290,56 @@ class Forward:
             a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
             self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
 
+    def build_mask_data(self, m, qb, qs):
+        """Rows in stretches see nothing, everything, one document, borders of tiles, any union, or what no endpoint should be."""
+        b, h = (1 if n in self.data_broadcast else size for n, size in (("b", qb), ("h", self.hq)))
+        kinds = self.rng.integers(0, 6, -(-qs // 24)).repeat(24)[:qs]
+        if self.data == "bits":
+            bits = self.rng.integers(0, 256, (b, h, qs, -(-self.sk // 8))).astype(np.uint8)
+            bits[:, :, kinds == 0], bits[:, :, kinds == 1] = 0, 255
+            bits[:, :, kinds == 2, ::2] = 0
+            self.keep.append(bits)
+            n = bits.shape[-1]
+            m.bits = tensor(bits, (0 if b == 1 else h * qs * n, n, 0 if h == 1 else qs * n, 1))
+            return
+        f = self.rng.integers(0, self.sk + 1, (b, h, self.data, qs))
+        f.sort(2)
+        f[..., kinds == 0] = 0
+        f[:, :, 0, kinds == 1] = self.sk
+        f[..., kinds == 2] = f[..., :1]
+        f[..., kinds == 3] = f[..., kinds == 3] // 32 * 32
+        wild = (self.rng.random(f.shape) < 0.3) & (kinds == 5)
+        f[wild] = self.rng.choice([-2 ** 31, -1, 2 ** 31 - 1, self.sk + 5], wild.sum())
+        f = f.astype(np.int32)
+        self.keep.append(f)
+        n = self.data
+        m.n_endpoints, m.intervals = n, tensor(f, (0 if b == 1 else h * n * qs, 1, 0 if h == 1 else n * qs, qs))
+
     def build_descale(self, d, heads, per_page, sign):
-        n = math.ceil(max(self.sq, self.sk) / 16) if self.descale == "block" else 1
+        block = {"block": 16, "key": 1, "slot": 1}.get(self.descale, 0)
+        length = self.page if self.descale == "slot" else max(self.sq, self.sk)
+        n = math.ceil(length / block) if block else 1
         entries = self.args.cache.n_pages if per_page else self.batch
-        d.data = pointer(self.floats(sign * (self.rng.random((entries, heads, n)) + 0.5)))
+        factors = self.rng.random((entries, heads, n)) + 0.5
+        if self.powers:
+            factors = 2.0 ** self.rng.integers(-3, 3, factors.shape)
+        array = self.floats(sign * factors)
+        self.factors[ctypes.addressof(d)] = array, block
+        d.data = pointer(array)
         d.stride_batch, d.stride_head, d.stride_block = heads * n, n, 1
-        d.block, d.per_page = 16 if self.descale == "block" else 0, per_page
+        d.block, d.per_page = block, per_page
+
+    def widened(self):
+        """K and V in Q's type: what they and their factors, of sequences or of pages, stand for."""
+        found = []
+        for store, d in zip(self.stored, (self.args.k_descale, self.args.v_descale)):
+            x = decode(store, self.of_keys)
+            if ctypes.addressof(d) in self.factors:
+                factors, block = self.factors[ctypes.addressof(d)]
+                x = x * factors.astype(np.float64).transpose(0, 2, 1)[:, np.arange(x.shape[1]) // block if block else [0], :, None]
+            found.append(encode(x.astype(np.float32), self.dtype))
+        self.keep += found
+        return found
 
     # bias_broadcast: over which of b(atch), h(ead), r(ow) one bias serves; True: "bh".
     def bias_shape(self, qb, qs):

@@ -4,18 +4,33 @@
  * for argument structs alone, since the programs there drive kernels without a plan. A daemon never
  * does that: it goes from a problem's signature to a spec.
  */
+#include <stdbool.h>
 #include <string.h>
 
-#include <kernels/gpu_catalogue.h>
+#include <catalogue/gpu_catalogue.h>
+
+#include "traits.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* What a launch is beside its arguments and its code. */
+struct check_launch {
+	uint64_t maps[4][16]; /* struct launch_tensor_map: at a multiple of 64 bytes */
+	uint32_t grid[3], block[3];
+	uint32_t lds_bytes;
+	uint32_t n_maps;
+};
+_Static_assert(sizeof(((struct check_launch *)0)->maps) ==
+		       LAUNCH_MAPS * sizeof(struct launch_tensor_map),
+	       "room for the maps");
+
 /* So that the Python side can check its reading of the headers. */
-extern const size_t fmha_gpu_check_sizes[6];
-EXPORT const size_t fmha_gpu_check_sizes[6] = {
+extern const size_t fmha_gpu_check_sizes[7];
+EXPORT const size_t fmha_gpu_check_sizes[7] = {
 	sizeof(struct abi_fwd_args),      sizeof(struct abi_combine_args),
 	sizeof(struct abi_appendkv_args), sizeof(struct abi_bwd_args),
 	sizeof(struct gpu_tile),          sizeof(struct gpu_kernel),
+	sizeof(struct check_launch),
 };
 
 const char *check_pipeline(int pipeline);
@@ -23,46 +38,14 @@ int check_make(const char *arch, int family, uint32_t dtype, const void *args,
 	       const struct gpu_tile *tile, struct gpu_kernel *ret_kernel);
 int check_tile(const char *arch, int family, uint32_t dtype, const void *args, int candidate,
 	       struct gpu_tile *ret_tile);
+const char *check_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+			 launch_encoder encode, struct check_launch *ret_launch);
+int check_overlap(const struct check_launch *l, launch_launcher launch, void *function,
+		  void *stream, void **parameters);
 
 EXPORT const char *check_pipeline(int pipeline)
 {
 	return pipeline >= 0 && pipeline < GPU_N_PIPELINES ? gpu_pipelines[pipeline].name : NULL;
-}
-
-static int is_masked(const struct abi_band *band)
-{
-	return band->mask != ABI_MASK_NONE && (band->window_left >= 0 || band->window_right >= 0);
-}
-
-static struct gpu_traits backward_traits(uint32_t dtype, const struct abi_bwd_args *a)
-{
-	return (struct gpu_traits){.dtype = dtype,
-				   .mask = is_masked(&a->band),
-				   .bias = a->bias.data      ? 1
-					   : a->alibi_slopes ? 2
-							     : 0,
-				   .softcap = a->logits_soft_cap > 0,
-				   .dropout = a->dropout.p_drop > 0,
-				   .any_scale = !(a->scale > 0),
-				   .dq_acc = a->dq_acc != NULL,
-				   .dbias_sum = gpu_sums_dbias(a),
-				   .tails = gpu_has_tails(a->hdim_q, a->hdim_v)};
-}
-
-static struct gpu_traits forward_traits(uint32_t dtype, const struct abi_fwd_args *a)
-{
-	return (struct gpu_traits){.dtype = dtype,
-				   .mask = is_masked(&a->band),
-				   .bias = a->bias.data      ? 1
-					   : a->alibi_slopes ? 2
-							     : 0,
-				   .softcap = a->logits_soft_cap > 0,
-				   .dropout = a->dropout.p_drop > 0,
-				   .paged = a->cache.page_size > 0,
-				   .descale = a->q_descale.data || a->k_descale.data ||
-					      a->v_descale.data,
-				   .any_scale = !(a->scale > 0),
-				   .tails = gpu_has_tails(a->hdim_q, a->hdim_v)};
 }
 
 static int is_forward(int family)
@@ -71,32 +54,79 @@ static int is_forward(int family)
 	       family == ABI_BATCH_PREFILL;
 }
 
-static struct gpu_traits traits_of(int family, uint32_t dtype, const void *args)
+/* What a problem says of traits, as arguments have it. */
+static void set_scores(struct fmha_problem *p, const struct abi_band *band, float cap,
+		       const struct abi_dropout *dropout)
 {
-	int32_t hdim_v;
+	bool hides = band->window_left >= 0 || band->window_right >= 0;
 
-	switch (family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		hdim_v = ((const struct abi_combine_args *)args)->hdim_v;
-		return (struct gpu_traits){.dtype = dtype, .tails = gpu_has_tails(hdim_v, hdim_v)};
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_CONVERT_DQ:
-		return (struct gpu_traits){.dtype = dtype};
-	case ABI_FWD_APPENDKV:
-		return (struct gpu_traits){
-			.dtype = dtype,
-			.paged = ((const struct abi_appendkv_args *)args)->cache.page_size > 0};
-	case ABI_BWD_DQ_DK_DV:
-		return backward_traits(dtype, args);
-	default:
-		return forward_traits(dtype, args);
-	}
+	p->mask = hides ? (uint32_t)band->mask : FMHA_MASK_NONE;
+	p->window_left = band->window_left;
+	p->window_right = band->window_right;
+	p->sink_tokens = band->sink_tokens;
+	p->logits_soft_cap = cap;
+	p->dropout_p = dropout->p_drop;
+}
+
+static void set_tensor(struct fmha_problem *p, enum fmha_tensor_role role, const void *data)
+{
+	p->tensor[role].buffer = data != NULL;
+}
+
+static void set_forward(struct fmha_problem *p, const struct abi_fwd_args *a)
+{
+	set_scores(p, &a->band, a->logits_soft_cap, &a->dropout);
+	set_tensor(p, FMHA_T_BIAS, a->bias.data);
+	set_tensor(p, FMHA_T_MASK_INTERVALS, a->mask_data.intervals.data);
+	set_tensor(p, FMHA_T_MASK_BITS, a->mask_data.bits.data);
+	set_tensor(p, FMHA_T_ALIBI_SLOPES, a->alibi_slopes);
+	set_tensor(p, FMHA_T_Q_DESCALE, a->q_descale.data);
+	set_tensor(p, FMHA_T_K_DESCALE, a->k_descale.data);
+	set_tensor(p, FMHA_T_V_DESCALE, a->v_descale.data);
+	p->page_size = a->cache.page_size;
+	p->scale = a->scale;
+	p->hdim_q = a->hdim_q;
+	p->hdim_v = a->hdim_v;
+	p->q.dtype = (uint32_t)a->dtype;
+	p->k.dtype = (uint32_t)(a->kv_dtype ? a->kv_dtype : a->dtype);
+}
+
+static void set_backward(struct fmha_problem *p, const struct abi_bwd_args *a)
+{
+	set_scores(p, &a->band, a->logits_soft_cap, &a->dropout);
+	set_tensor(p, FMHA_T_BIAS, a->bias.data);
+	set_tensor(p, FMHA_T_MASK_INTERVALS, a->mask_data.intervals.data);
+	set_tensor(p, FMHA_T_MASK_BITS, a->mask_data.bits.data);
+	set_tensor(p, FMHA_T_ALIBI_SLOPES, a->alibi_slopes);
+	set_tensor(p, FMHA_T_DBIAS, a->dbias.data);
+	p->scale = a->scale;
+	p->hdim_q = a->hdim_q;
+	p->hdim_v = a->hdim_v;
+}
+
+static struct traits traits_for(int family, uint32_t dtype, const void *args)
+{
+	struct fmha_problem p = {0};
+	struct traits traits;
+
+	if (family == ABI_FWD_SPLITKV_COMBINE)
+		p.hdim_v = ((const struct abi_combine_args *)args)->hdim_v;
+	else if (family == ABI_FWD_APPENDKV)
+		p.page_size = ((const struct abi_appendkv_args *)args)->cache.page_size;
+	else if (is_forward(family))
+		set_forward(&p, args);
+	else
+		set_backward(&p, args);
+	traits_of(&p, (enum abi_family)family, dtype, args, &traits);
+	if (family == ABI_BWD_DQ_DK_DV)
+		traits.dq_acc = ((const struct abi_bwd_args *)args)->dq_acc != NULL;
+	return traits;
 }
 
 EXPORT int check_make(const char *arch, int family, uint32_t dtype, const void *args,
 		      const struct gpu_tile *tile, struct gpu_kernel *ret_kernel)
 {
-	const struct gpu_traits traits = traits_of(family, dtype, args);
+	const struct traits traits = traits_for(family, dtype, args);
 	const struct gpu_arch *found = gpu_arch_find(arch);
 	struct launch_record ignored;
 
@@ -105,22 +135,61 @@ EXPORT int check_make(const char *arch, int family, uint32_t dtype, const void *
 		gpu_kernel_maps(ret_kernel, args, &ignored));
 }
 
+/* As a device does. Return: NULL, or why it is not to be launched. */
+EXPORT const char *check_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+				launch_encoder encode, struct check_launch *ret_launch)
+{
+	struct launch_record record = {0};
+	const char *why = gpu_kernel_launch(kernel, units, args, &record);
+
+	if (why)
+		return why;
+	for (uint32_t i = 0; i < record.n_maps; i++) {
+		struct launch_tensor_map map;
+
+		if (launch_encode_map(encode, &record.maps[i], args, &map))
+			return "the driver makes no tensor map";
+		memcpy(ret_launch->maps[i], &map, sizeof(map));
+	}
+	memcpy(ret_launch->grid, record.grid, sizeof(record.grid));
+	memcpy(ret_launch->block, record.block, sizeof(record.block));
+	ret_launch->lds_bytes = record.lds_bytes;
+	ret_launch->n_maps = record.n_maps;
+	return NULL;
+}
+
+/* Of a kernel that may begin while the one before it runs. Return: the driver's status. */
+EXPORT int check_overlap(const struct check_launch *l, launch_launcher launch, void *function,
+			 void *stream, void **parameters)
+{
+	struct launch_record record = {.lds_bytes = l->lds_bytes};
+
+	memcpy(record.grid, l->grid, sizeof(record.grid));
+	memcpy(record.block, l->block, sizeof(record.block));
+	return launch_overlapping(launch, function, &record, stream, parameters);
+}
+
 /* ---- the tiles for a problem ---- */
 
 static uint8_t data_type_of(uint32_t dtype)
 {
-	static const uint8_t types[] = {SPEC_FP32, SPEC_FP16, SPEC_BF16, SPEC_FP8BF16, SPEC_BF8};
+	static const uint8_t types[] = {SPEC_FP32, SPEC_FP16, SPEC_BF16, SPEC_FP8, SPEC_BF8};
 
 	return types[dtype];
 }
 
-static uint16_t padded(int32_t hdim)
+/* As dispatch does where it has halves of columns. */
+static uint16_t padded(int32_t hdim, int32_t other)
 {
+	int32_t most = hdim > other ? hdim : other;
+
+	if (most > 256)
+		return most > 384 ? 512 : 384;
 	return (uint16_t)((hdim + 31) / 32 * 32);
 }
 
-/* A spec of the traits, whatever else the problem is. */
-static struct kernel_spec spec_of(int family, const struct gpu_traits *t, const void *args)
+/* A spec that has the type and the head dims. */
+static struct kernel_spec spec_of(int family, uint32_t dtype, const void *args)
 {
 	const struct abi_fwd_args *fwd = args;
 	const struct abi_bwd_args *bwd = args;
@@ -128,19 +197,14 @@ static struct kernel_spec spec_of(int family, const struct gpu_traits *t, const 
 	struct kernel_signature *s = &spec.signature;
 
 	s->family = (uint8_t)family;
-	s->data_type = data_type_of(t->dtype);
-	s->mask = t->mask ? SPEC_MASK_GENERIC : SPEC_MASK_NO;
-	s->bias = t->bias == 1 ? SPEC_BIAS_BIAS : t->bias ? SPEC_BIAS_ALIBI : SPEC_BIAS_NO;
-	s->logits = (uint8_t)t->softcap;
-	s->dropout = (uint8_t)t->dropout;
-	s->paged_kv = (uint8_t)t->paged;
+	s->data_type = data_type_of(dtype);
 	s->hdim_q = s->hdim_v = 32;
 	if (family == ABI_BWD_DQ_DK_DV) {
-		s->hdim_q = padded(bwd->hdim_q);
-		s->hdim_v = padded(bwd->hdim_v);
+		s->hdim_q = padded(bwd->hdim_q, bwd->hdim_v);
+		s->hdim_v = padded(bwd->hdim_v, bwd->hdim_q);
 	} else if (is_forward(family)) {
-		s->hdim_q = padded(fwd->hdim_q);
-		s->hdim_v = padded(fwd->hdim_v);
+		s->hdim_q = padded(fwd->hdim_q, fwd->hdim_v);
+		s->hdim_v = padded(fwd->hdim_v, fwd->hdim_q);
 	}
 	return spec;
 }
@@ -162,8 +226,8 @@ static int rank(const struct spec_row *row, int64_t n_rows)
 EXPORT int check_tile(const char *arch_name, int family, uint32_t dtype, const void *args,
 		      int candidate, struct gpu_tile *ret_tile)
 {
-	const struct gpu_traits traits = traits_of(family, dtype, args);
-	const struct kernel_spec plain = spec_of(family, &traits, args);
+	const struct traits traits = traits_for(family, dtype, args);
+	const struct kernel_spec plain = spec_of(family, dtype, args);
 	const struct abi_fwd_args *fwd = args;
 	int64_t n_rows = is_forward(family) && fwd->nhead_k ? (int64_t)fwd->sequences.seqlen_q_max *
 								      (fwd->nhead_q / fwd->nhead_k)
@@ -183,10 +247,10 @@ EXPORT int check_tile(const char *arch_name, int family, uint32_t dtype, const v
 			    !(row->data_types >> spec.signature.data_type & 1) ||
 			    row->hdim_most < spec.signature.hdim_q ||
 			    row->hdim_most < spec.signature.hdim_v ||
-			    (row->without >> SPEC_FIELD_dropout & 1 && traits.dropout))
+			    (row->without & TRAIT_BIT(dropout) && traits.dropout))
 				continue;
 			gpu_backend.cut(&gpu_backend.archs[a], row, &spec);
-			if (gpu_backend.misfit(&gpu_backend.archs[a], row->pipeline, &spec,
+			if (gpu_backend.misfit(&gpu_backend.archs[a], row->pipeline, &spec, &traits,
 					       &ignored) ||
 			    candidate--)
 				continue;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Which clang compiles for an arch of AMD's: Debian's, whose code the tables of tests/emulator count, or one that knows
-what that does not. gfx950 and gfx12, for which fmhad refuses clang 19 (daemon/compile/fit.c), have PyPI's, which has no linker
+what that does not. gfx950 and gfx12, for which fmhad refuses clang 19 (daemon/compile/fit.h), have PyPI's, which has no linker
 for AMD GPUs:
 
     python3 -m pip install --target build/ziglang ziglang

@@ -3,11 +3,18 @@
 import ctypes
 import glob
 import os
+import re
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 
 import abi
+from sanitizer import find_sanitizer
+
+UNITS = 132  # of an H100 SXM and of an H200
 
 
 def find_nvrtc():
@@ -58,21 +65,116 @@ def compile_job(job):
         return name, None, str(error)
 
 
-class CudaDevice:
-    def __init__(self, lib, arch):
+def build_cubins(folder, kernels, arch="sm_90a"):
+    """{name: kernel} -> files of code in a folder, and a line of each; returns how many spill or have products that wait."""
+    os.makedirs(folder, exist_ok=True)
+    bad = 0
+    for name, kernel in kernels.items():
+        start = time.time()
+        code, log = compile_cubin(kernel.source.decode(), abi.kernel_options(kernel), arch)
+        spills = sum(int(x) for x in re.findall(r"(\d+) bytes spill stores", log))
+        warnings = sorted(set(re.findall(r"C75\d\d", log)))
+        bad += bool(spills or warnings)
+        print(f"{name}: {time.time() - start:.1f} s, {len(code)} bytes, {' '.join(re.findall('Used [0-9]+ registers', log))}, "
+              f"{spills} bytes of spills {' '.join(warnings)}", flush=True)
+        with open(os.path.join(folder, name + ".cubin"), "wb") as f:
+            f.write(code)
+    return bad
+
+
+def sanitize_cubins(script, folder, match):
+    """`script run` under all tools at once, each on a process of its own; of its kernels only fmhad's are looked at."""
+    sanitizer, failed, running = find_sanitizer(), 0, {}
+    if not sanitizer:
+        sys.exit("no compute-sanitizer on this machine")
+    for tool in ("memcheck", "racecheck", "synccheck"):
+        running[tool] = subprocess.Popen(
+            [sanitizer, "--tool", tool, "--kernel-name", "kernel_substring=fmha", "--print-limit", "3", sys.executable,
+             os.path.abspath(script), "run", folder, "--no-bench", "--few", "--match", match],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for tool, process in running.items():
+        lines = process.communicate()[0].splitlines()
+        said = [line for line in lines if "SUMMARY" in line or line.startswith("checks:")]
+        clean = process.returncode == 0 and len(said) == 2 and re.search(r"SUMMARY: 0 (errors|hazards)", " ".join(said))
+        failed += not clean
+        print(tool + ":", "; ".join(said).replace("=========", "").strip(), flush=True)
+        if not clean:
+            print("\n".join(f"    | {line}" for line in lines[-40:]), flush=True)
+    return failed
+
+
+class Cuda:
+    """libcuda in PyTorch's context."""
+
+    def __init__(self, lib):
         import torch
-        self.torch, self.lib, self.arch = torch, lib, arch
+        self.torch, self.lib = torch, lib
         self.cuda = ctypes.CDLL("libcuda.so.1")
         torch.zeros(1, device="cuda")
-        self.code, self.functions = {}, {}
-        self.lock, self.context = threading.Lock(), ctypes.c_void_p()
-        self.check(self.cuda.cuCtxGetCurrent(ctypes.byref(self.context)), "context")
+        self.functions = {}
 
     def check(self, status, what):
         if status:
             text = ctypes.c_char_p()
             self.cuda.cuGetErrorString(status, ctypes.byref(text))
             raise RuntimeError(f"{what}: {text.value.decode() if text.value else status}")
+
+    def load(self, name, code, kernel):
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
+        self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry), "entry")
+        if kernel.lds_bytes > 48 * 1024:
+            self.check(self.cuda.cuFuncSetAttribute(function, 8, kernel.lds_bytes), "shared memory")
+        self.functions[name] = function
+        return function
+
+    def launcher(self, function, kernel, args, units=UNITS, overlaps=False, blocks=0):
+        """A function that launches @args on PyTorch's stream of now, with the tensor maps that the kernel takes. @overlaps: it may
+        begin while the kernel before it runs. @blocks: so many, whatever the units."""
+        raw = ctypes.create_string_buffer(ctypes.sizeof(abi.Launch) + 64)
+        launch = abi.Launch.from_buffer(raw, -ctypes.addressof(raw) % 64)
+        why = self.lib.check_launch(ctypes.byref(kernel), ctypes.c_uint32(units), ctypes.byref(args),
+                                    ctypes.cast(self.cuda.cuTensorMapEncodeTiled, ctypes.c_void_p), ctypes.byref(launch))
+        if why:
+            raise RuntimeError(f"{kernel.name.decode()}: {why.decode()}")
+        if blocks:
+            launch.grid[:] = (blocks, 1, 1)
+        maps = ctypes.addressof(launch.maps)
+        parameters = (ctypes.c_void_p * 5)(ctypes.addressof(args), *(maps + 128 * i for i in range(launch.n_maps)))
+        stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+        start = ctypes.cast(self.cuda.cuLaunchKernelEx, ctypes.c_void_p) if overlaps else None
+
+        def launched(keep=(raw, args)):
+            if 0 in launch.grid:
+                return
+            if overlaps:
+                status = self.lib.check_overlap(ctypes.byref(launch), start, function, stream, parameters)
+            else:
+                status = self.cuda.cuLaunchKernel(function, *launch.grid, *launch.block, launch.lds_bytes, stream, parameters, None)
+            self.check(status, "launch")
+        return launched
+
+
+class Cubins(Cuda):
+    """What build_cubins() has left in a folder."""
+
+    def __init__(self, lib, folder):
+        super().__init__(lib)
+        self.folder = folder
+
+    def function(self, name, kernel):
+        if name in self.functions:
+            return self.functions[name]
+        with open(os.path.join(self.folder, name + ".cubin"), "rb") as f:
+            return self.load(name, f.read(), kernel)
+
+
+class CudaDevice(Cuda):
+    def __init__(self, lib, arch):
+        super().__init__(lib)
+        self.arch, self.code = arch, {}
+        self.lock, self.context = threading.Lock(), ctypes.c_void_p()
+        self.check(self.cuda.cuCtxGetCurrent(ctypes.byref(self.context)), "context")
 
     def build(self, kernels, workers):
         """Compiles many kernels at once; returns the logs by name."""
@@ -99,17 +201,12 @@ class CudaDevice:
                 if code is None:
                     raise RuntimeError(log[-600:])
                 self.code[name] = code
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), self.code[name]), "load")
-            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry), "entry")
-            if kernel.lds_bytes > 48 * 1024:
-                self.check(self.cuda.cuFuncSetAttribute(function, 8, kernel.lds_bytes), "shared memory")
-            self.functions[name] = function
+            self.load(name, self.code[name], kernel)
         return self.functions[name]
 
-    def launch(self, kernel, args, grid=None):
+    def launch(self, kernel, args):
         """args: a struct with device pointers. Asynchronous, on PyTorch's current stream."""
-        grid = grid or abi.kernel_grid(self.lib, kernel, args)
+        grid = abi.kernel_grid(self.lib, kernel, args)
         if 0 in grid:
             return
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))

@@ -317,8 +317,7 @@ def main():
         driver = Driver()
         make = StubSide if options.stub else TorchSide
         at = 4 * make.bytes()
-        with fmha_wire.Client.connect(service.socket) as front:
-            device = front.open_device(0)
+        device = service.daemon.device()
         made, (fd,) = device.call_with_fds("buffer_create", {"size": at + 512})
         place = driver.map_descriptor(fd, made["allocation_bytes"])
         os.close(fd)
@@ -348,7 +347,7 @@ def main():
     except (OSError, RuntimeError, fmha_wire.WireError, fmha_wire.Disconnected) as error:
         rows.append(("ended early", f"{type(error).__name__}: {error}", False))
         if service and service.daemon:
-            print(service.log("daemon.log"))
+            print(service.daemon.log())
     finally:
         if service:
             service.end()

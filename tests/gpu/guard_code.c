@@ -5,7 +5,7 @@
 
 #include <fixture.h>
 
-#include <compile/paths.h>
+#include <compile/config.h>
 #include <compile/queue.h>
 
 #define MOST_KERNELS 4096

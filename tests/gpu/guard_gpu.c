@@ -18,7 +18,7 @@
 #include <bend.h>
 
 #include <device/device.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <registry/registry.h>
 
 #include "guard_blocks.h"

@@ -10,23 +10,22 @@ sets of them rotated; a time is the median of 20, each of several launches in a 
 comes last.
 """
 import argparse
-import ctypes
 import dataclasses
 import itertools
 import json
 import math
 import os
-import re
-import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import abi  # noqa: E402
-from sanitizer import find_sanitizer  # noqa: E402
+import cuda_device  # noqa: E402
+import libraries  # noqa: E402
+from gpu_timer import compare  # noqa: E402
 
-LDS_BYTES = 227 * 1024
-SMS = 132
+ARCH = "sm_90a"
+EVERY_PIECE = 1 << 20  # units: more than there are pieces of work, each of which then has a block of its own
 
 
 def variant(dq, dv, m, n, dtype="bf16", **features):
@@ -69,105 +68,46 @@ VARIANTS = dict([
 ])
 
 
-def options(v):
-    o = dict(FAMILY=0, ENTRY="fmha_fwd", CORE=1, LOOP="fwd_wgmma", DTYPE=abi.DTYPE_NAMES.index(v["dtype"]), HDIM_Q=v["dq"], HDIM_V=v["dv"],
-             TILE_M=v["m"], TILE_N=v["n"], WAVES_M=v["m"] // 16, WAVES_N=1, BLOCKS_PER_CU=1, DQ_TILE_M=16, DQ_TILE_N=16, BUFFERS=1,
-             LDS_BYTES=LDS_BYTES)
-    o |= dict.fromkeys(("PACK", "SPLIT", "MASK", "BIAS", "SOFTCAP", "DROPOUT", "PAGED", "DESCALE", "LOGITS",
-                        "SPLIT_DKDV", "PARKED", "DBIAS_SUM"), 0)
-    if v["features"].get("PAGED"):
-        o |= dict(FAMILY=3, ENTRY="fmha_fwd_pagedkv")  # ABI_FWD_PAGEDKV
-    return [f"-DFMHA_{k}={x}" for k, x in (o | v["features"]).items()]
+def ask(args, v):
+    """Of @args, that code is compiled with a variant's features."""
+    f = v["features"]
+    args.hdim_q, args.hdim_v, args.dtype, args.scale = v["dq"], v["dv"], abi.DTYPE_NAMES.index(v["dtype"]), 1
+    args.band.window_left, args.band.window_right = -1, 0 if f.get("MASK") else -1
+    args.band.mask = abi.MASK_BOTTOM_RIGHT if f.get("MASK") else abi.MASK_NONE
+    args.logits_soft_cap, args.dropout.p_drop = f.get("SOFTCAP", 0), f.get("DROPOUT", 0)
+    args.bias.data, args.alibi_slopes = (64 if f.get("BIAS") == i else None for i in (1, 2))
+    return args
 
 
-def build(folder, match):
-    import cuda_device
-    os.makedirs(folder, exist_ok=True)
-    bad = 0
-    for name, v in VARIANTS.items():
-        if match not in name:
-            continue
-        start = time.time()
-        code, log = cuda_device.compile_cubin("fmha.hip", options(v), "sm_90a")
-        spills = sum(int(x) for x in re.findall(r"(\d+) bytes spill stores", log))
-        warnings = sorted(set(re.findall(r"C75\d\d", log)))
-        bad += bool(spills or warnings)
-        print(f"{name}: {time.time() - start:.1f} s, {len(code)} bytes, {spills} bytes of spills {' '.join(warnings)}", flush=True)
-        with open(os.path.join(folder, name + ".cubin"), "wb") as f:
-            f.write(code)
-    with open(os.path.join(folder, "variants.json"), "w", encoding="ascii") as f:
-        json.dump(VARIANTS, f)
-    return bad
+def tile_of(v, waves):
+    return abi.Tile(abi.PIPELINES.index("gpu_wgmma"), v["m"], v["n"], v["dq"], v["dv"], waves, 1, 1)
+
+
+def kernel_of(lib, v):
+    args, f = ask(abi.FwdArgs(), v), v["features"]
+    args.cache.page_size, args.q_descale.data = 16 * f.get("PAGED", 0), 64 * f.get("DESCALE", 0) or None
+    return abi.make_kernel(lib, ARCH, abi.FWD_PAGEDKV if f.get("PAGED") else abi.FWD, args.dtype, args, tile_of(v, v["m"] // 16))
+
+
+def kernels(lib, match):
+    return {name: kernel_of(lib, v) for name, v in VARIANTS.items() if match in name}
 
 
 # ---- launching ------------------------------------------------------------------------------
 
 
-class Device:
-    def __init__(self, folder):
-        import torch
-        self.torch, self.folder = torch, folder
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        torch.zeros(1, device="cuda")
-        with open(os.path.join(folder, "variants.json"), encoding="ascii") as f:
-            self.variants = json.load(f)
-        self.functions = {}
+class Device(cuda_device.Cubins):
+    """Variants that a folder has code of."""
 
-    def check(self, status, what):
-        if status:
-            text = ctypes.c_char_p()
-            self.cuda.cuGetErrorString(status, ctypes.byref(text))
-            raise RuntimeError(f"{what}: {text.value.decode() if text.value else status}")
+    def __init__(self, folder, variants=VARIANTS):
+        super().__init__(abi.load_library(), folder)
+        self.variants = {name: v for name, v in variants.items() if os.path.exists(os.path.join(folder, name + ".cubin"))}
 
-    def function(self, name):
-        if name not in self.functions:
-            with open(os.path.join(self.folder, name + ".cubin"), "rb") as f:
-                code = f.read()
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
-            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module,
-                                                     b"fmha_fwd_pagedkv" if self.variants[name]["features"].get("PAGED") else b"fmha_fwd"), "entry")
-            self.check(self.cuda.cuFuncSetAttribute(function, 8, LDS_BYTES), "shared memory")
-            self.functions[name] = function
-        return self.functions[name]
-
-    def tensor_map(self, t, rows, dtype):
-        """t: (batch, seq, head, dim); a box of 128 bytes and so many rows."""
-        raw = ctypes.create_string_buffer(192)
-        place = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
-        dims = (t.shape[3], t.shape[1], t.shape[2], t.shape[0])
-        strides = (t.stride(1), t.stride(2), t.stride(0))
-        # An axis that repeats has one element.
-        dims = dims[:1] + tuple(n if stride else 1 for n, stride in zip(dims[1:], strides))
-        size = t.element_size()
-        self.check(self.cuda.cuTensorMapEncodeTiled(
-            ctypes.c_void_p(place), {"f16": 6, "bf16": 9, "e4m3": 0}[dtype], 4, ctypes.c_void_p(t.data_ptr()),
-            (ctypes.c_uint64 * 4)(*dims), (ctypes.c_uint64 * 3)(*(x * size if x else 16 for x in strides)),
-            (ctypes.c_uint32 * 4)(128 // size, rows if strides[0] else 1, 1, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1), 0, 3, 3, 0), "tensor map")
-        return raw, place
-
-    def launcher(self, name, p, persistent):
-        """A function that launches, and its pieces of work."""
-        v, torch = self.variants[name], self.torch
-        keys = p.pages.pools if p.pages else (p.k, p.v)
-        box = math.gcd(p.pages.size, v["n"]) if p.pages else v["n"]
-        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), *((t, box) for t in keys))]
-        if p.bias is not None:
-            maps.append(self.tensor_map(p.bias.transpose(1, 2), v["m"], v["dtype"]))
-        args = p.args()
-        s = args.sequences
-        pieces = -(-s.seqlen_q_max // v["m"]) * s.batch
-        if p.group:
-            pieces = min(pieces, s.total_q // v["m"] + s.batch)
-        pieces *= args.nhead_q
-        parameters = (ctypes.c_void_p * 5)(ctypes.addressof(args), *(place for _, place in maps))
-        function, threads = self.function(name), v["m"] * 2 + 128
-        grid, keep = min(pieces, SMS) if persistent else pieces, (args, maps, p)
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-        def launch(keep=keep):
-            self.check(self.cuda.cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, LDS_BYTES, stream, parameters, None), "launch")
-        return launch
+    def launch_of(self, name, p, persistent):
+        """A function that launches a variant on a problem."""
+        kernel = kernel_of(self.lib, self.variants[name])
+        launch = self.launcher(self.function(name, kernel), kernel, p.args(), cuda_device.UNITS if persistent else EVERY_PIECE)
+        return lambda keep=p: launch()
 
 
 class Pages:
@@ -183,7 +123,7 @@ class Pages:
         self.pools = [torch.empty(len(order), size, *t.shape[2:], device="cuda", dtype=t.dtype) for t in (p.k, p.v)]
         for pool in self.pools:
             poison(torch, pool)
-        table, at, first = [], 0, 0
+        table, at = [], 0
         for b, (n, count) in enumerate(zip(lengths, counts)):
             mine = [order.pop() for _ in range(count)]
             for pool, t in zip(self.pools, (p.k, p.v)):
@@ -207,18 +147,22 @@ class Pages:
                                for i, mine in enumerate(table)])
         self.indirect = indirect
 
-    def fill(self, args):
+    def fill(self, args, bias):
         cache, s = args.cache, args.sequences
         cache.page_size, cache.n_pages = self.size, self.n_pages
         for name, pool in zip("kv", self.pools):
-            setattr(args, name, abi.STRUCTS["abi_tensor"](pool.data_ptr(), *pool.stride()))
-        s.seqstart_k, s.total_k, s.seqlen_k_max = None, 0, self.columns * self.size
+            setattr(args, name, tensor_of(pool))
+        s.seqstart_k, s.total_k, s.seqlen_k_max = None, 0, bias.shape[3] if bias is not None else self.columns * self.size
         if self.indirect:
             cache.kv_indptr, cache.kv_page_indices, cache.kv_last_page_len = (t.data_ptr() for t in (self.starts, self.indices, self.last))
             cache.n_page_indices = self.n_indices
         else:
             cache.block_table, cache.block_table_stride, cache.max_blocks = self.table.data_ptr(), self.table.stride(0), self.columns
             s.seqlen_k = self.lengths.data_ptr()
+
+
+def tensor_of(t):
+    return abi.STRUCTS["abi_tensor"](t.data_ptr(), *t.stride())
 
 
 @dataclasses.dataclass
@@ -249,8 +193,7 @@ class Problem:
         import torch
         a, s = abi.FwdArgs(), None
         for name in "qkvo":
-            t = getattr(self, name)
-            setattr(a, name, abi.STRUCTS["abi_tensor"](t.data_ptr(), *t.stride()))
+            setattr(a, name, tensor_of(getattr(self, name)))
         b, sq, hq, d = self.q.shape
         a.lse = abi.STRUCTS["abi_rows"](self.lse.data_ptr(), self.lse.stride(0), self.lse.stride(1), 1)
         s = a.sequences
@@ -286,7 +229,7 @@ class Problem:
         for name, t in zip("qkv", self.descale):
             setattr(a, name + "_descale", abi.STRUCTS["abi_descale"](t.data_ptr(), t.stride(0), t.stride(1), 0, 0, 0))
         if self.pages:
-            self.pages.fill(a)
+            self.pages.fill(a, self.bias)
         if self.bias is not None:  # (batch, head, row, column)
             b, h, i, j = self.bias.stride()
             a.bias, a.bias_dtype = abi.STRUCTS["abi_tensor"](self.bias.data_ptr(), b, i, h, j), a.dtype
@@ -309,6 +252,17 @@ class Problem:
             if self.group:
                 i, j = i + n_q, j + n_k
 
+    def seen(self, torch, n_q, n_k):
+        i, j = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
+        seen = torch.ones(n_q, n_k, dtype=torch.bool, device="cuda")
+        if self.mask != abi.MASK_NONE:
+            at = i + (n_k - n_q if self.mask == abi.MASK_BOTTOM_RIGHT else 0)
+            if self.right >= 0:
+                seen &= j <= at + self.right
+            if self.left >= 0:
+                seen &= (j >= at - self.left) | (j < self.sinks)
+        return seen
+
     def wrong(self):
         """The relative error of O and the largest of LSE, against float64."""
         import torch
@@ -325,13 +279,7 @@ class Problem:
                 s -= self.slopes.double()[:, None, None] * (i + n_k - n_q - j).abs()
             if bias is not None:
                 s += bias
-            seen = torch.ones(n_q, n_k, dtype=torch.bool, device="cuda")
-            if self.mask != abi.MASK_NONE:
-                at = i + (n_k - n_q if self.mask == abi.MASK_BOTTOM_RIGHT else 0)
-                if self.right >= 0:
-                    seen &= j <= at + self.right
-                if self.left >= 0:
-                    seen &= (j >= at - self.left) | (j < self.sinks)
+            seen = self.seen(torch, n_q, n_k)
             s.masked_fill_(~seen, -math.inf)
             sink = s.new_full((*s.shape[:2], 1), -math.inf)
             if self.sink is not None:
@@ -533,7 +481,7 @@ def check(device, match, few=False):
                     p.pages = Pages(torch, p, *next(forms))
                 p.o.fill_(math.nan)
                 p.lse.fill_(math.nan)
-                launch = device.launcher(name, p, persistent)
+                launch = device.launch_of(name, p, persistent)
                 launch()
                 torch.cuda.synchronize()
                 error, lse_error = p.wrong()
@@ -562,31 +510,6 @@ SHAPES = [  # batch, heads, heads of keys, length, head dims
 ]
 
 
-def once(torch, launches, at_once):
-    """Milliseconds of one launch, among several in a row, each on its own inputs."""
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    launches[-1]()
-    a.record()
-    for n in range(at_once):
-        launches[n % len(launches)]()
-    b.record()
-    b.synchronize()
-    return a.elapsed_time(b) / at_once
-
-
-def compare(torch, sides, reps=20):
-    """{name: launches} -> {name: median milliseconds}, all in turn."""
-    times, at_once = {name: [] for name in sides}, {}
-    for name, launches in sides.items():
-        for f in launches:
-            f()
-        at_once[name] = max(3, min(12, int(3 / max(once(torch, launches, 3), 1e-3)) // 3 * 3))
-    for _ in range(reps):
-        for name, launches in sides.items():
-            times[name].append(once(torch, launches, at_once[name]))
-    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
-
-
 def bench(device, match, rows):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     torch, lines = device.torch, []
@@ -611,7 +534,7 @@ def bench(device, match, rows):
                 del sides["cuDNN"]  # PyTorch has no attention of this type
             for name in names:
                 for persistent in (True,) if s > 512 else (False, True):
-                    sides[name + (" persistent" if persistent else "")] = [device.launcher(name, p, persistent) for p in sets]
+                    sides[name + (" persistent" if persistent else "")] = [device.launch_of(name, p, persistent) for p in sets]
             flops = 2 * b * hq * s * s * (d + dv) * (0.5 if causal else 1)
             found = {n: flops / ms / 1e9 for n, ms in compare(torch, sides).items()}
             base = found.pop("cuDNN", math.nan)
@@ -650,7 +573,7 @@ def features(device):
         "soft cap, causal": (capped, half, h, CAUSAL | dict(cap=20.0)),
     }
     cases = {what: case for what, case in cases.items() if case[0] in device.variants}
-    sides = {what: [device.launcher(name, make(torch, b, h, hk, n, n, d, d, **more), True) for _ in range(2)]
+    sides = {what: [device.launch_of(name, make(torch, b, h, hk, n, n, d, d, **more), True) for _ in range(2)]
              for what, (name, _, hk, more) in cases.items()}
     return [f"{what}: {cases[what][1] / ms / 1e9:.0f}" for what, ms in compare(torch, sides).items()]
 
@@ -663,11 +586,11 @@ def in_pages(device):
                                   (16, 32, 8, 128, 4096, 128)):
         name = next(x for x, v in device.variants.items() if v["dq"] == v["dv"] == d and v["dtype"] == "bf16" and v["features"] == dict(MASK=1))
         problems = [make(torch, b, hq, hk, n, keys, d, d, **CAUSAL) for _ in range(2)]
-        sides = {"in rows": [device.launcher(name, p, True) for p in problems]}
+        sides = {"in rows": [device.launch_of(name, p, True) for p in problems]}
         for size in (16, 64, 128, 256):
             for p in problems:
                 p.pages = Pages(torch, p, size)
-            sides[f"pages of {size}"] = [device.launcher(name + "_paged1", p, True) for p in problems]
+            sides[f"pages of {size}"] = [device.launch_of(name + "_paged1", p, True) for p in problems]
             if flash:
                 sides[f"FA3, pages of {size}"] = [flash(p) for p in problems]
         flops = 4 * b * hq * d * (n * keys - n * (n - 1) / 2)
@@ -678,16 +601,10 @@ def in_pages(device):
 
 
 def find_flash_attention_3(torch):
-    """A function that makes launches of a problem in pages, or None. $FMHA_PEERS: a folder with the package vllm, of which nothing but
-    vllm_flash_attn is needed."""
-    folder = os.environ.get("FMHA_PEERS")
-    if not folder:
+    """A function that makes launches of a problem in pages, or None."""
+    flash_attn_varlen_func = libraries.find_flash_attention_3()
+    if not flash_attn_varlen_func:
         return None
-    import types
-    for name in ("vllm", "vllm.vllm_flash_attn"):
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = [os.path.join(folder, *name.split("."))]
-    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
     def launches(p):
         b, n, hq, d = p.q.shape
@@ -704,27 +621,6 @@ def find_flash_attention_3(torch):
     return launches
 
 
-def sanitize(script, folder, match):
-    """All tools at once, each on a process of its own; of its kernels only these are looked at."""
-    sanitizer, failed, running = find_sanitizer(), 0, {}
-    if not sanitizer:
-        sys.exit("no compute-sanitizer on this machine")
-    for tool in ("memcheck", "racecheck", "synccheck"):
-        running[tool] = subprocess.Popen(
-            [sanitizer, "--tool", tool, "--kernel-name", "kernel_substring=fmha", "--print-limit", "3", sys.executable,
-             os.path.abspath(script), "run", folder, "--no-bench", "--few", "--match", match],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for tool, process in running.items():
-        lines = process.communicate()[0].splitlines()
-        said = [line for line in lines if "SUMMARY" in line or line.startswith("checks:")]
-        clean = process.returncode == 0 and len(said) == 2 and re.search(r"SUMMARY: 0 (errors|hazards)", " ".join(said))
-        failed += not clean
-        print(tool + ":", "; ".join(said).replace("=========", "").strip(), flush=True)
-        if not clean:
-            print("\n".join(f"    | {line}" for line in lines[-40:]), flush=True)
-    return failed
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("build", "run", "sanitize"))
@@ -736,9 +632,9 @@ def main():
     parser.add_argument("--json")
     a = parser.parse_args()
     if a.what == "build":
-        sys.exit(build(a.folder, a.match) != 0)
+        sys.exit(cuda_device.build_cubins(a.folder, kernels(abi.load_library(), a.match)) != 0)
     if a.what == "sanitize":
-        sys.exit(sanitize(__file__, a.folder, a.match) != 0)
+        sys.exit(cuda_device.sanitize_cubins(__file__, a.folder, a.match) != 0)
     device, failed, lines, rows = Device(a.folder), 0, [], []
     if not a.no_check:
         failed = check(device, a.match, a.few)

@@ -9,28 +9,22 @@ As hopper.py, whose problems, timing and options these are. A time is of all thr
 starts from.
 """
 import argparse
-import ctypes
 import dataclasses
 import json
 import math
-import os
-import re
 import sys
-import time
 
 import abi
+import cuda_device
 import hopper
-from hopper import CAUSAL, LDS_BYTES
+import libraries
+from gpu_timer import compare
+from hopper import CAUSAL, variant
 
 COUNTERS = 64  # 2 LDS_DQ_COUNTER
 WAVES = 8  # of products
 KEEP = 0.8  # dropout
 FEW = ("odd", "group", "modified")
-
-
-def variant(dq, dv, m, n, dtype="bf16", **features):
-    words = [f"{k.lower()}{v}" for k, v in features.items()]
-    return "_".join([dtype, f"{dq}x{dv}", f"t{m}x{n}", *words]), dict(dq=dq, dv=dv, m=m, n=n, dtype=dtype, features=features)
 
 
 VARIANTS = dict([
@@ -44,86 +38,48 @@ VARIANTS = dict([
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1), variant(128, 128, 64, 128, MASK=1, DROPOUT=1),
     variant(64, 64, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1, DROPOUT=1, BIAS=1),
 ])
-SMALL = {"dot": ("fmha_bwd_dot_do_o", 6), "convert": ("fmha_bwd_convert_dq", 8)}
+SMALL = {"dot": abi.BWD_DOT_DO_O, "convert": abi.BWD_CONVERT_DQ}
 
 
-def options(v):
-    return hopper.options(dict(v, m=16 * WAVES)) + [
-        f"-DFMHA_{k}={x}" for k, x in dict(FAMILY=7, ENTRY="fmha_bwd_dq_dk_dv", LOOP="bwd_wgmma", TILE_M=v["m"]).items()]
+def kernel_of(lib, v):
+    args = hopper.ask(abi.BwdArgs(), v)
+    return abi.make_kernel(lib, hopper.ARCH, abi.BWD_DQ_DK_DV, args.dtype, args, hopper.tile_of(v, WAVES))
 
 
-def compile_all(match):
-    """(name, options) of everything that `run` loads."""
-    for name, v in VARIANTS.items():
-        if match in name:
-            yield name, options(v)
+def small_kernels(lib):
+    """Of the two stages beside it, for any head dim."""
     for dtype in ("bf16", "f16"):
-        for name, (entry, family) in SMALL.items():
-            plain = hopper.options(dict(dq=256, dv=256, m=64, n=16, dtype=dtype, features={}))
-            yield f"{dtype}_{name}", plain + [f"-DFMHA_FAMILY={family}", f"-DFMHA_ENTRY={entry}", "-DFMHA_CORE=0"]
+        for name, family in SMALL.items():
+            args = abi.BwdArgs(dtype=abi.DTYPE_NAMES.index(dtype))
+            yield f"{dtype}_{name}", abi.choose_kernel(lib, hopper.ARCH, family, args.dtype, args)
 
 
-def build(folder, match):
-    import cuda_device
-    os.makedirs(folder, exist_ok=True)
-    bad = 0
-    for name, words in compile_all(match):
-        start = time.time()
-        unique = list({w.split("=")[0]: w for w in words}.values())  # the last one of each counts
-        code, log = cuda_device.compile_cubin("fmha.hip", unique, "sm_90a")
-        spills = sum(int(x) for x in re.findall(r"(\d+) bytes spill stores", log))
-        warnings = sorted(set(re.findall(r"C75\d\d", log)))
-        bad += bool(spills or warnings)
-        print(f"{name}: {time.time() - start:.1f} s, {len(code)} bytes, {spills} bytes of spills {' '.join(warnings)}", flush=True)
-        with open(os.path.join(folder, name + ".cubin"), "wb") as f:
-            f.write(code)
-    with open(os.path.join(folder, "variants.json"), "w", encoding="ascii") as f:
-        json.dump({n: v for n, v in VARIANTS.items() if match in n}, f)
-    return bad
+def kernels(lib, match):
+    """All that `run` loads."""
+    return {name: kernel_of(lib, v) for name, v in VARIANTS.items() if match in name} | dict(small_kernels(lib))
 
 
 # ---- launching ------------------------------------------------------------------------------
 
 
 class Device(hopper.Device):
-    def function(self, name, entry, lds):
-        if name not in self.functions:
-            with open(os.path.join(self.folder, name + ".cubin"), "rb") as f:
-                code = f.read()
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), code), "load " + name)
-            self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), "entry")
-            self.check(self.cuda.cuFuncSetAttribute(function, 8, lds), "shared memory")
-            self.functions[name] = function
-        return self.functions[name]
+    def __init__(self, folder):
+        super().__init__(folder, VARIANTS)
+        self.small = dict(small_kernels(self.lib))
 
-    def launcher(self, name, p):
+    def launch_of(self, name, p):
         """A function that launches the three stages."""
-        v, torch = self.variants[name], self.torch
-        args, s = p.args(v["m"], -(-v["dq"] // 64) * 64), None
-        s = args.sequences
-        maps = [self.tensor_map(t, n, v["dtype"]) for t, n in ((p.q, v["m"]), (p.k, v["n"]), (p.v, v["n"]), (p.d_o, v["m"]))]
-        tiles = -(-s.seqlen_q_max // v["m"])
-        chunks = max(2, -(-v["dq"] // 64))
-        dot = self.function(v["dtype"] + "_dot", "fmha_bwd_dot_do_o", 64)
-        main = self.function(name, "fmha_bwd_dq_dk_dv", LDS_BYTES)
-        convert = self.function(v["dtype"] + "_convert", "fmha_bwd_convert_dq", 16384)
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        plain = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        mapped = (ctypes.c_void_p * 5)(ctypes.addressof(args), *(place for _, place in maps))
-        stages = [
-            (dot, (-(-s.seqlen_q_max * args.nhead_q // 32), 1, s.batch), 128, 64, plain),
-            (main, (-(-s.seqlen_k_max // v["n"]) * args.nhead_k * s.batch, 1, 1), WAVES * 32 + 128, LDS_BYTES, mapped),
-            (convert, (tiles * args.nhead_q * chunks, 1, s.batch), 128, 16384, plain),
-        ]
+        v = self.variants[name]
+        args = p.args(v["m"], -(-v["dq"] // 64) * 64)
+        stages = [(f"{v['dtype']}_dot", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
+        stages = [self.launcher(self.function(n, found[n]), found[n], args) for n, found in stages]
+        acc = p.acc  # of these arguments: the next launch of the problem has one of its own
 
-        acc = p.acc  # of these arguments: the next launcher of the problem has one of its own
-
-        def launch(keep=(args, maps, p), only=None):
+        def launch(keep=p, only=None):
             acc.zero_()
-            for i, (function, grid, threads, lds, parameters) in enumerate(stages):
-                if (only is None or only == i) and 0 not in grid:
-                    self.check(self.cuda.cuLaunchKernel(function, *grid, threads, 1, 1, lds, stream, parameters, None), "launch")
+            for i, stage in enumerate(stages):
+                if only is None or only == i:
+                    stage()
         return launch
 
 
@@ -137,17 +93,28 @@ class Problem(hopper.Problem):
         import torch
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
 
-    def args(self, rows, width):
-        """Of tiles of dq_acc of so many rows and columns."""
+    def plain_args(self):
+        """Without sums of dQ."""
         import torch
         f, a = super().args(), abi.BwdArgs()
         for name in ("q", "k", "v", "o", "lse", "bias", "alibi_slopes", "alibi_stride_batch", "sink", "sequences", "band", "dropout",
                      "nhead_q", "nhead_k", "hdim_q", "hdim_v", "scale", "logits_soft_cap", "dtype", "bias_dtype"):
             setattr(a, name, getattr(f, name))
         for name in ("d_o", "dq", "dk", "dv"):
-            t = getattr(self, name)
-            setattr(a, name, abi.STRUCTS["abi_tensor"](t.data_ptr(), *t.stride()))
-        b, sq, hq, _ = self.q.shape
+            setattr(a, name, hopper.tensor_of(getattr(self, name)))
+        d = torch.full((self.q.shape[0], self.q.shape[2], self.q.shape[1]), math.nan, device="cuda")
+        self.keep += (d,)
+        a.d = abi.STRUCTS["abi_rows"](d.data_ptr(), d.stride(0), d.stride(1), 1)
+        if self.random is not None:
+            b, h, i, j = self.random.stride()
+            a.dropout.randval = abi.STRUCTS["abi_tensor"](self.random.data_ptr(), b, i, h, j)
+            a.dropout.p_drop, a.dropout.p_keep_inverse, a.dropout.keep_at_most = 1 - KEEP, 1 / KEEP, int(255 * KEEP)
+        return a
+
+    def args(self, rows, width):
+        """Of tiles of dq_acc of so many rows and columns."""
+        import torch
+        a, (b, sq, hq, _) = self.plain_args(), self.q.shape
         tile = rows * width + COUNTERS
         lengths = [x for x, _ in self.group] if self.group else [sq] * b
         offsets = [0]
@@ -155,17 +122,11 @@ class Problem(hopper.Problem):
             offsets.append(offsets[-1] + -(-n // rows) * hq * tile)
         offsets_t = torch.tensor(offsets, dtype=torch.int64, device="cuda")
         nsplits = torch.ones(max(len(lengths), 1), dtype=torch.int32, device="cuda")
-        d = torch.full((b, hq, sq), math.nan, device="cuda")
         self.acc = torch.zeros(max(offsets[-1], 1), device="cuda")
-        self.keep += (offsets_t, nsplits, d)
-        a.d = abi.STRUCTS["abi_rows"](d.data_ptr(), d.stride(0), d.stride(1), 1)
+        self.keep += (offsets_t, nsplits)
         a.nsplits, a.dq_acc = nsplits.data_ptr(), self.acc.data_ptr()
         if self.group:
             a.dq_acc_offsets = offsets_t.data_ptr()
-        if self.random is not None:
-            b, h, i, j = self.random.stride()
-            a.dropout.randval = abi.STRUCTS["abi_tensor"](self.random.data_ptr(), b, i, h, j)
-            a.dropout.p_drop, a.dropout.p_keep_inverse, a.dropout.keep_at_most = 1 - KEEP, 1 / KEEP, int(255 * KEEP)
         a.dq_tile_rows, a.dq_tile_floats, a.deterministic = rows, tile, int(self.deterministic)
         return a
 
@@ -224,17 +185,6 @@ class Problem(hopper.Problem):
                 error = math.sqrt((f.double() - w).square().sum().item() / size) if w.numel() else 0.0
                 worst[n] = max(worst[n], error) if error == error else math.inf
         return worst
-
-    def seen(self, torch, n_q, n_k):
-        i, j = torch.arange(n_q, device="cuda")[:, None], torch.arange(n_k, device="cuda")[None]
-        seen = torch.ones(n_q, n_k, dtype=torch.bool, device="cuda")
-        if self.mask != abi.MASK_NONE:
-            at = i + (n_k - n_q if self.mask == abi.MASK_BOTTOM_RIGHT else 0)
-            if self.right >= 0:
-                seen &= j <= at + self.right
-            if self.left >= 0:
-                seen &= (j >= at - self.left) | (j < self.sinks)
-        return seen
 
 
 def make(torch, *shape, solved=True, **more):
@@ -318,7 +268,7 @@ def check(device, match, few=False):
         for what, p in checks(torch, v):
             if few and what not in FEW:
                 continue
-            launch = device.launcher(name, p)
+            launch = device.launch_of(name, p)
             launch()
             torch.cuda.synchronize()
             if hasattr(p, "ignored"):  # a sequence of NaN: its own gradients are
@@ -380,6 +330,22 @@ def library(torch, p, causal):
     return lambda: torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True)
 
 
+def flash_attention_4(torch, p, causal):
+    flash = libraries.find_flash_attention_4()
+    if not flash:
+        return None
+    q, k, v = (x.detach().requires_grad_() for x in (p.q, p.k, p.v))
+    out = flash(q, k, v, causal=causal)
+    out = out[0] if isinstance(out, tuple) else out
+    return lambda: torch.autograd.grad(out, (q, k, v), p.d_o, retain_graph=True)
+
+
+SHAPES = hopper.SHAPES + [
+    (1, 64, 8, 6144, 128, 128), (1, 16, 16, 10000, 64, 64), (1, 24, 24, 4600, 96, 96), (1, 32, 8, 32768, 128, 128), (16, 16, 16, 768, 128, 128),
+    (1, 32, 8, 5120, 128, 128), (1, 16, 8, 8192, 256, 256)
+]
+
+
 def bench(device, match, shapes, rows, reps):
     torch, lines = device.torch, []
     for shape in shapes:
@@ -399,23 +365,26 @@ def bench(device, match, shapes, rows, reps):
             except RuntimeError as error:
                 print("no cuDNN:", shape, str(error)[:100])
                 sides = {}
+            flash = [flash_attention_4(torch, p, causal) for p in sets]
+            if flash[0]:
+                sides["FA4"] = flash
             for name in names:
-                sides[name] = [device.launcher(name, p) for p in sets]
+                sides[name] = [device.launch_of(name, p) for p in sets]
                 for p in sets:
                     p.deterministic = True
-                sides[name + " det"] = [device.launcher(name, p) for p in sets]
+                sides[name + " det"] = [device.launch_of(name, p) for p in sets]
                 for p in sets:
                     p.deterministic = False
             flops = 2.5 * 2 * b * hq * s * s * (d + dv) * (0.5 if causal else 1)
-            found = {n: flops / ms / 1e9 for n, ms in hopper.compare(torch, sides, reps).items()}
+            found = {n: flops / ms / 1e9 for n, ms in compare(torch, sides, reps).items()}
             base = found.pop("cuDNN", math.nan)
             row = f"{b} {hq}/{hk} {s} {d}/{dv} {'causal' if causal else 'full'}"
             rows += [dict(shape=row, kernel=n, tflops=rate, cudnn=base) for n, rate in found.items()]
             lines.append(f"{row}: cuDNN {base:.0f}; " + "; ".join(
                 f"{r:.0f} ({r / base:.2f}) {n.removeprefix(f'bf16_{d}x{dv}_')}" for n, r in sorted(found.items(), key=lambda x: -x[1])))
             print(lines[-1], flush=True)
-            parts = device.launcher(names[0], sets[0])
-            times = hopper.compare(torch, {i: [lambda i=i: parts(only=i)] for i in (-1, 0, 1, 2)}, 5)
+            parts = device.launch_of(names[0], sets[0])
+            times = compare(torch, {i: [lambda i=i: parts(only=i)] for i in (-1, 0, 1, 2)}, 5)
             print("   ms: zero %.3f" % times[-1], "dot, main, convert", *("%.3f" % (times[i] - times[-1]) for i in (0, 1, 2)), flush=True)
             del sets, sides, parts
     return lines
@@ -429,19 +398,19 @@ def main():
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--few", action="store_true", help="only some problems, each launched twice")
     parser.add_argument("--no-bench", action="store_true")
-    parser.add_argument("--shapes", help="numbers of hopper.py's shapes, with commas between")
+    parser.add_argument("--shapes", help="numbers of SHAPES, with commas between")
     parser.add_argument("--reps", type=int, default=20)
     parser.add_argument("--json")
     a = parser.parse_args()
     if a.what == "build":
-        sys.exit(build(a.folder, a.match) != 0)
+        sys.exit(cuda_device.build_cubins(a.folder, kernels(abi.load_library(), a.match)) != 0)
     if a.what == "sanitize":
-        sys.exit(hopper.sanitize(__file__, a.folder, a.match) != 0)
+        sys.exit(cuda_device.sanitize_cubins(__file__, a.folder, a.match) != 0)
     device, failed, lines, rows = Device(a.folder), 0, [], []
     if not a.no_check:
         failed = check(device, a.match, a.few)
     if not a.no_bench:
-        shapes = [hopper.SHAPES[int(i)] for i in a.shapes.split(",")] if a.shapes else hopper.SHAPES
+        shapes = [SHAPES[int(i)] for i in a.shapes.split(",")] if a.shapes else SHAPES
         lines = bench(device, a.match, shapes, rows, a.reps)
     if a.json:
         with open(a.json, "w", encoding="ascii") as f:

@@ -244,7 +244,7 @@ def problems(emulated=False):
     """Of the cases that h200.py runs, or of those of emulators too, those that differ as plans."""
     seen = set()
     for case in [*suite.small(False), *suite.wide(), *(suite.emulated(False) if emulated else [])]:
-        if case.kind not in MAKERS or case.options.get("shift"):  # of a kernel alone
+        if case.kind not in MAKERS or not case.options.keys().isdisjoint(("shift", "slots", "new_dtype")):  # of a kernel alone
             continue
         name = " ".join(f"{k}={v}" for k, v in case.options.items() if k not in ("acc", "poison", "pipeline"))
         p = MAKERS[case.kind](f"{case.kind} {name}", case.options)

@@ -26,7 +26,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "lib"), str(HERE)]
 import fmha_local  # noqa: E402
 import fmha_wire  # noqa: E402
-from service import HostDevice, running_daemon  # noqa: E402
+from service import HostDevice, daemon_of  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("FMHA_BUILD", ROOT / "build" / "release"))
 DEADLINE = 90  # seconds of a process with deterministic problems: PyTorch's start, and a turn that does not come (tma.h)
@@ -269,10 +269,10 @@ def main():
         return child(library, socket, free if part == "free" else [bound[int(part)]])
     command = [sys.executable, __file__, "--random", str(options.random), "--seed", str(options.seed), "--match", options.match]
     bad = 0
-    with running_daemon("cuda") as (path, _):
+    with daemon_of("cuda") as daemon:
         def run(part, seconds):
             try:
-                return subprocess.run([*command, "--part", part, path], timeout=seconds, check=False).returncode
+                return subprocess.run([*command, "--part", part, daemon.socket], timeout=seconds, check=False).returncode
             except subprocess.TimeoutExpired:
                 print(f"FAIL {part} ({bound[int(part)] if part.isdigit() else 'all'}): no end in {seconds} s", flush=True)
                 return 1

@@ -8,16 +8,11 @@ Host tensors go through memfds (the worker copies them); the oracle is numpy in 
 table; exits with 1 when anything failed. Needs numpy and msgpack; FMHA_BUILD names the build folder.
 """
 import argparse
-import contextlib
 import fcntl
 import json
 import multiprocessing
 import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -26,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "tests", "lib"))
 import fmha_wire  # noqa: E402
+import fmhad  # noqa: E402
 
 F_ADD_SEALS, SEAL_SEAL, SEAL_SHRINK, SEAL_GROW = 1033, 1, 2, 4
 
@@ -112,42 +108,10 @@ def client_process(path, number, seconds, queue):
     queue.put((n, bad))
 
 
-@contextlib.contextmanager
-def running_daemon(backend):
-    """A private daemon with a CPU and a GPU, device 1: its socket, and a client of it."""
-    build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
-    folder = tempfile.mkdtemp(prefix="fmhad-gpu-")
-    path, config = os.path.join(folder, "fmhad.sock"), os.path.join(folder, "fmhad.json")
-    with open(config, "w") as file:
-        json.dump(
-            {
-                "socket": path,
-                "devices": [{"backend": "cpu"}, {"backend": backend}],
-                "compile": {
-                    "cache": os.path.join(folder, "cache"),
-                    "sources": os.path.join(ROOT, "kernels", "gpu"),
-                    "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib",
-                    "jobs": 8,
-                },
-            },
-            file,
-        )
-    daemon = subprocess.Popen([os.path.join(build, "daemon", "front", "fmhad"), "--config", config])
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                client = fmha_wire.Client.connect(path)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        yield path, client
-    finally:
-        daemon.send_signal(signal.SIGTERM)
-        daemon.wait(20)
-        shutil.rmtree(folder, ignore_errors=True)
+def daemon_of(backend):
+    """With a CPU and a GPU, device 1."""
+    config = fmhad.gpu_config(backend)
+    return fmhad.Daemon({**config, "devices": [{"backend": "cpu"}, *config["devices"]]})
 
 
 def main():
@@ -156,7 +120,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10, help="of the run of four clients")
     arguments = parser.parse_args()
     failed = 0
-    with running_daemon(arguments.backend) as (path, client):
+    with daemon_of(arguments.backend) as daemon, daemon.client() as client:
         device = client.open_device(1)
         print("device:", device.info)
         HostDevice(device)
@@ -174,7 +138,7 @@ def main():
         queue = multiprocessing.Queue()
         workers = [
             multiprocessing.Process(
-                target=client_process, args=(path, 1, arguments.seconds, queue)
+                target=client_process, args=(daemon.socket, 1, arguments.seconds, queue)
             )
             for _ in range(4)
         ]

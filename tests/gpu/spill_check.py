@@ -63,6 +63,9 @@ def kernel_of(lib, name):
         options.update(bias=abi.BF16)
     options.update(alibi="bias2" in words, cap=5.0 if "cap" in words else 0.0, dropout=0.2 if "drop" in words else 0.0,
                    descale="descale" in words)
+    narrow = {"narrow": abi.E4M3, "narrow2": abi.E5M2}
+    if narrow.keys() & set(words):
+        options.update(kv_dtype=next(code for word, code in narrow.items() if word in words))
     if family == abi.FWD_APPENDKV:
         args = Append(page=16 if "paged" in words else 0).args
     elif p["family"].startswith("bwd"):

@@ -26,6 +26,8 @@ cp -r /usr/lib/python3/dist-packages/msgpack $to/python/
 if [ -e "$from"/client/python/fmha/_abi.py ]; then
     cp -rL --no-preserve=mode "$from"/client/python/fmha $to/python/
     rm -rf $to/python/fmha/_native $to/python/fmha/__pycache__
+    mkdir -p $to/python/fmha/_native/lib
+    cp "$from"/client/python/libfmha_slot.so $to/python/fmha/_native/lib/
 fi
 if [ -n "${STAGE_PYTHON:-}" ]; then
     python3 -m pip install --quiet --target $to/python --no-deps --only-binary=:all: --implementation cp --python-version "$STAGE_PYTHON" \

@@ -13,7 +13,6 @@ comes last, also when a timer had to end everything. --stub: the folder of the l
 import argparse
 import ctypes
 import fcntl
-import json
 import os
 import pickle
 import random
@@ -31,6 +30,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "tests", "lib")]
 import fmha_wire  # noqa: E402
+import fmhad  # noqa: E402
 import stress_pool  # noqa: E402
 
 F_ADD_SEALS, SEALS = 1033, 1 | 2 | 4
@@ -141,32 +141,23 @@ def client(options):
 class Stress:
     def __init__(self, options):
         self.options, self.folder = options, tempfile.mkdtemp(prefix="fmhad-stress-")
-        self.socket = os.path.join(self.folder, "fmhad.sock")
         self.daemon, self.clients, self.n_started, self.n_killed = None, [], 0, 0
         self.environment = dict(os.environ)
         if options.stub:
             self.environment["LD_LIBRARY_PATH"] = options.stub
 
     def start_daemon(self):
-        compiling = {"cache": os.path.join(self.folder, "cache"), "jobs": os.cpu_count() or 1,
-                     "sources": os.path.join(ROOT, "kernels", "gpu"),
-                     "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib"}
+        config = fmhad.gpu_config(self.options.backend)
         if self.options.stub:
             helper = os.path.join(self.folder, "helper")
             with open(helper, "w", encoding="ascii") as file:
                 file.write("#!/bin/sh\n[ \"$1\" = --version ] && echo 'nvrtc 0.0' && exit 0\n"
                            "printf 'stub code' >\"$5\"\n")
             os.chmod(helper, os.stat(helper).st_mode | stat.S_IXUSR)
-            compiling = {"cache": compiling["cache"], "helper": helper}
-        config = os.path.join(self.folder, "fmhad.json")
-        with open(config, "w", encoding="ascii") as file:
-            json.dump({"socket": self.socket, "compile": compiling,
-                       "devices": [{"backend": self.options.backend}]}, file)
-        build = os.environ.get("FMHA_BUILD", os.path.join(ROOT, "build", "release"))
-        self.daemon = self.spawn([os.path.join(build, "daemon", "front", "fmhad"), "--config", config],
-                                 "daemon.log")
+            config["compile"] = {"cache": config["compile"]["cache"], "helper": helper}
+        self.daemon = fmhad.Daemon(config, env=self.environment)
         if not self.until(lambda: self.device_status()["state"] == "ready", 30):
-            raise RuntimeError("fmhad is not ready:\n" + self.log("daemon.log"))
+            raise RuntimeError("fmhad is not ready:\n" + self.daemon.log())
 
     def spawn(self, command, log):
         with open(os.path.join(self.folder, log), "wb") as file:
@@ -190,15 +181,14 @@ class Stress:
         return False
 
     def device_status(self):
-        with fmha_wire.Client.connect(self.socket, timeout=10) as front:
-            return json.loads(front.status())["devices"][0]
+        return self.daemon.status()["devices"][0]
 
     def start_client(self, once=False, gpu_memory=None):
         self.n_started += 1
         if gpu_memory is None:
             gpu_memory = self.options.backend == "cuda" and self.n_started % 2 == 0
         command = [sys.executable, os.path.abspath(__file__), "--client", "--folder", self.folder,
-                   "--socket", self.socket, "--seed", str(self.n_started)]
+                   "--socket", self.daemon.socket, "--seed", str(self.n_started)]
         command += ["--once"] * once + ["--gpu-memory"] * gpu_memory
         self.clients.append(self.spawn(command, f"log-{self.n_started}"))
         return self.clients[-1]
@@ -287,14 +277,11 @@ class Stress:
         return checks, runs, bad
 
     def end(self):
-        for process in self.clients + ([self.daemon] if self.daemon else []):
-            if process.poll() is None:
-                process.kill() if process is not self.daemon else process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5)
+        for process in self.clients:
+            process.kill()
+            process.wait(20)
+        if self.daemon:
+            self.daemon.stop()
 
     def report(self, before, after, problem, seconds):
         checks, runs, bad = self.count()
@@ -317,7 +304,7 @@ class Stress:
         for line in bad[:10]:
             print("   ", line[:200])
         if problem:
-            print(self.log("daemon.log") if self.daemon else "")
+            print(self.daemon.log()[-2000:] if self.daemon else "")
         print(f"stress on {self.options.backend}: {seconds:.0f} s, {self.options.clients} clients at once,"
               f" {self.n_started} started, {self.n_killed} killed, {checks} checks of {runs} runs")
         for name, value, good in rows:

@@ -6,7 +6,7 @@ import numpy as np
 
 import abi
 from backward_cases import Append, Backward
-from cases import Forward, Merge
+from cases import Forward, Merge, pointer
 
 BR, TL = abi.MASK_BOTTOM_RIGHT, abi.MASK_TOP_LEFT
 
@@ -229,6 +229,28 @@ def backward_tails():
     yield Case("backward", **d, sq=40, sk=150, acc=3)
 
 
+def wide_heads():
+    """Head dims above 256, of which kernels sum halves: every type and loop, rows that end in either half, and what parts of a block
+    share: splits, waves that share keys, dBias, dropout, pages whose values lie in columns."""
+    for dtype, dq, dv in ((abi.BF16, 512, 512), (abi.F16, 300, 384), (abi.F32, 512, 257), (abi.BF16, 512, 64), (abi.F16, 40, 511)):
+        d = dict(dtype=dtype, dq=dq, dv=dv, hq=2, hk=1)
+        yield Case("forward", **d, sq=37, sk=53, mask=BR, right=0)
+        yield Case("forward", **d | dict(hq=4), sq=3, sk=90, splits=2, split_size=64, sink=True)
+        yield Case("backward", **d, sq=37, sk=53, mask=BR, right=0)
+    d = dict(dtype=abi.BF16, dq=512, dv=512, hq=2, hk=1)
+    yield Case("forward", **d | dict(dtype=abi.E4M3), sq=20, sk=40, descale=True)
+    yield Case("forward", **d, kv_dtype=abi.E4M3, sq=2, sk=70, batch=2, page=16, lens_k=[33, 70], descale="slot")
+    yield Case("forward", **d | dict(dtype=abi.F16), sq=20, sk=40, batch=2, page=16, layout=1, lens_k=[33, 40])
+    yield Case("forward", **d, sq=20, sk=40, dropout=0.3, randval=True, bias=abi.BF16, strided=True)
+    yield Case("backward", **d, group=[(17, 40), (1, 33), (0, 9), (21, 5)], mask=BR, right=0, strided=True)
+    yield Case("backward", **d, sq=20, sk=40, bias=abi.F32, dbias=True, dropout=0.25, sink=True, dsink=True)
+    yield Case("backward", **d | dict(dq=384, dv=320), sq=20, sk=40, bias=abi.F32, dbias=True, bias_broadcast="h", cap=4.0)
+    yield Case("backward", **d | dict(dtype=abi.F16), sq=40, sk=150, acc=3)
+    for name in ("gpu_scalar", "gpu_scalar_pack"):
+        yield Case("forward", **d, sq=3, sk=40, pipeline=name)
+    yield Case("backward", **d, sq=20, sk=40, pipeline="gpu_scalar")
+
+
 def forward_hdims():
     # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
     for dq in (64, 40):
@@ -280,6 +302,13 @@ def append_features():
     yield Case("append", page=16, layout=1, dq=64, dv=64, hk=2, new=5)
     yield Case("append", dtype=abi.E4M3, page=16, dq=40, dv=24)
     yield Case("append", dtype=abi.E5M2, page=16, layout=1)
+    for i, new in enumerate((abi.F16, abi.BF16)):
+        yield Case("append", dtype=abi.E4M3 + i, new_dtype=new, page=16, factors="heads", rope=abi.ROPE_HALF_ROTATED, rotary_dim=32)
+        yield Case("append", dtype=abi.E5M2 - i, new_dtype=new, factors="heads", dq=59, dv=3)
+        yield Case("append", dtype=new, page=16, slots=1, new=9, rope=abi.ROPE_INTERLEAVED, rotary_dim=16, dq=40, dv=40, shared=1)
+        yield Case("append", dtype=abi.E4M3 + i, new_dtype=new, page=16, slots=1, new=9, factors="pages", layout=1)
+        yield Case("append", dtype=abi.E4M3, new_dtype=new, page=16, slots=1, new=9, factors="found", shared=1, hk=2, dq=96, dv=40,
+                   rope=abi.ROPE_HALF_ROTATED, rotary_dim=64)
 
 
 def staged():
@@ -317,6 +346,10 @@ def staged():
     for options in (dict(mask=BR, right=0), dict(sq=33, sk=70, dq=96, dv=128), dict(sk=70, mask=TL, left=9, right=4, sinks=3),
                     dict(dtype=abi.F16, sq=65, dq=128, dv=72, hk=2, batch=2)):
         yield Case("backward", **d | dict(sq=81, sk=150, dq=128, dv=128) | options)
+    # dQ by parts of the keys, a block each: some see none of theirs, one sequence has fewer parts than the longest.
+    for options in (dict(mask=BR, left=70, right=0), dict(mask=TL, left=9, right=4, sinks=3), dict(bias=abi.BF16, dbias=True),
+                    dict(dq=128, dv=96, batch=2, lens_k=[300, 20]), dict(group=[(30, 300), (1, 40), (0, 5), (77, 9)])):
+        yield Case("backward", **d | dict(hq=2, sq=40, sk=300, dq=64, dv=64, acc=4) | options)
     # A bias, which of what lies behind the edges may be anything: odd rows, each type, repeated over heads or rows, turned.
     for options in (dict(bias=abi.BF16, dbias=True, mask=BR, right=0), dict(bias=abi.F32, sk=151, bias_broadcast="h"),
                     dict(dtype=abi.F16, bias=abi.F16, dbias=True, turned=True, sk=67, sq=35),
@@ -472,11 +505,63 @@ def few_rows_of_bytes():
     yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=DECODE_BYTES)
 
 
+def masks_as_data():
+    """Intervals and bits under bands, of packed sequences, pages and parts, in both directions."""
+    d = dict(dtype=abi.BF16, dq=64, dv=64, hq=2, hk=1, sq=70, sk=150)
+    yield Case("forward", **d, data=3)
+    yield Case("forward", **d | dict(batch=2), data=5, data_broadcast="bh", mask=BR, right=0, sink=True)
+    yield Case("forward", **d | dict(batch=2), data="bits", data_broadcast="b", lens_k=[150, 90])
+    yield Case("forward", **d, data=63, mask=TL, left=40, right=9, sinks=3, cap=5.0)
+    yield Case("forward", **d, data=3, group=[(40, 90), (1, 33), (0, 9), (60, 120)])
+    yield Case("forward", **d | dict(sq=3, hq=4), data=5, splits=3, split_size=64)
+    yield Case("forward", **d | dict(sq=3, hq=4), data="bits", page=16, lens_k=[150])
+    yield Case("forward", **d | dict(dtype=abi.F32), data=7, dropout=0.3)
+    yield Case("forward", **d | dict(dtype=abi.E5M2), descale=True, data=3)
+    yield Case("forward", **d | dict(dq=128, dv=128, sq=130, sk=300), data=5, bias=abi.BF16)
+    yield Case("forward", **d | dict(sk=90), data=1, leftpad=[17], lens_k=[90])
+    d = dict(dtype=abi.BF16, dq=64, dv=64, hq=2, hk=1, sq=70, sk=90)
+    yield Case("backward", **d, data=3)
+    yield Case("backward", **d | dict(dtype=abi.F16, batch=2), data=5, data_broadcast="b", mask=BR, right=0)
+    yield Case("backward", **d | dict(dtype=abi.F16), data="bits", cap=5.0)
+    yield Case("backward", **d, data=63, cap=3.0, mask=TL, left=30, right=4)
+    yield Case("backward", **d, data=3, group=[(40, 60), (1, 33), (0, 9), (60, 40)], sink=True, dsink=True)
+    yield Case("backward", **d, data=5, bias=abi.F32, dbias=True, bias_broadcast="h")
+    yield Case("backward", **d, data="bits", bias=abi.BF16, dbias=True, dropout=0.2)
+    yield Case("backward", **d | dict(dq=96, dv=96), data=3, acc=2)
+    yield Case("backward", **d | dict(dtype=abi.F32, dq=32, dv=32), data=3)
+    d = dict(dtype=abi.BF16, dq=256, dv=256, hq=2, hk=1, sq=20, sk=40)  # dK and dV have a block each
+    yield Case("backward", **d, data=3)
+    yield Case("backward", **d | dict(dtype=abi.F16, sq=37, sk=70), data="bits", mask=BR, right=0)
+
+
+def narrow():
+    """16-bit queries over fp8: rows and few rows, dense, split and in pages, factors of every kind, by the reference and by the bits of
+    the kernel of 16 bits on what the cache stands for."""
+    for n, (dtype, kv) in enumerate(((abi.BF16, abi.E4M3), (abi.F16, abi.E5M2), (abi.F16, abi.E4M3), (abi.BF16, abi.E5M2))):
+        d = dict(dtype=dtype, kv_dtype=kv, hq=4, hk=2, sk=53, dq=32, dv=32, seed=n + 3)
+        for sq, several in ((37, "key"), (2, "block")):
+            for descale in (False, True) if dtype == abi.F16 else (True, several) if n else (False, True, several):
+                yield Case("forward", **d, sq=sq, descale=descale)
+        pages = dict(sk=70, batch=2, page=16, lens_k=[70, 33], descale=True if dtype == abi.F16 else "slot")
+        yield Case("forward", **d | pages, sq=2, powers=True)
+        yield Case("narrow", **d, sq=(20, 2)[n % 2], powers=True, descale=(True, "key")[dtype == abi.BF16 and n > 1])
+    d = dict(dtype=abi.BF16, kv_dtype=abi.E4M3, hq=2, hk=1, dq=64, dv=32, batch=2)
+    yield Case("forward", **d | dict(batch=1), sq=3, sk=700, descale=True, one_sign=True)
+    yield Case("forward", **d, sq=40, sk=70, page=16, lens_k=[33, 70], descale="page", mask=BR, right=0)
+    yield Case("forward", **d, sq=2, sk=70, page=32, layout=1, table="sglang", descale=True, cap=3.0)
+    yield Case("forward", **d, sq=33, sk=130, descale="block", bias=abi.BF16, mask=TL, left=30, right=9, sinks=2)
+    yield Case("forward", **d, sq=2, sk=130, splits=2, split_size=96, descale="key", sink=True)
+    yield Case("forward", **d, sq=37, sk=50, dropout=0.3, randval=True, strided=True)
+    yield Case("forward", **d | dict(dq=59, dv=3), sq=20, sk=50, descale=True)
+    yield Case("forward", **d, sq=20, sk=50, descale="signed")
+    yield Case("narrow", **d, sq=2, sk=70, page=16, lens_k=[70, 33], descale="page", powers=True)
+
+
 def emulated(quick):
     """For an emulator: a second or two each."""
     cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
                                forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
-                               forward_tails, backward_tails) for case in part()]
+                               forward_tails, backward_tails, masks_as_data, narrow, wide_heads) for case in part()]
     return cases[::12] if quick else cases
 
 
@@ -579,6 +664,30 @@ def run_backward(case, lib, device, arch, pipeline):
         assert before in (None, after), "two runs gave different bits"
         before = after
     return f"{abi.pipeline_of(kernel)} {problem.judge_backward()}"
+
+
+def run_narrow(case, lib, device, arch, pipeline):
+    """With factors that are powers of two: the bits of the kernel of 16 bits, of the same tile and loop."""
+    problem = Forward(**case.options)
+    a = problem.args
+    kernel = pick(lib, arch, problem.family, problem.dtype, a, pipeline)
+    device.run(kernel, a, problem)
+    got = [x.copy() for x in (problem.o, problem.lse_array)]
+    wide = problem.widened()
+    a.kv_dtype, a.k_descale.data, a.v_descale.data = 0, None, None
+    a.k.data, a.v.data = (pointer(x) for x in wide)
+    scale, tile = a.scale, kernel.tile
+    if case.options["descale"]:
+        a.scale = -1.0  # whose loop takes scores as they are, as one with factors does
+    twin = abi.make_kernel(lib, arch, problem.family, problem.dtype, a, tile)
+    a.scale = scale
+    for x in (problem.o, problem.lse_array):
+        x[...] = 0
+    device.run(twin, a, problem)
+    assert twin is not None, "no kernel of 16 bits has this tile"
+    for name, mine, theirs in zip(("O", "LSE"), got, (problem.o, problem.lse_array)):
+        assert mine.tobytes() == theirs.tobytes(), f"{name}: not the bits of the cache of 16 bits"
+    return f"{abi.pipeline_of(kernel)} bit for bit"
 
 
 def run_append(case, lib, device, arch, pipeline):

@@ -91,6 +91,40 @@ def test_a_sweep_of_all_kernels_is_measured_and_checked(bench, tmp_path):
     lines = list(csv.DictReader((tmp_path / "o.csv").open()))
     assert [(line["shape"], line["kernel"]) for line in lines] == [(row["shape"], row["kernel"]) for row in rows]
     assert float(lines[0]["median_us"]) == pytest.approx(rows[0]["median_us"])
+    assert choice["worst"] <= choice["tenth_percentile"] <= choice["median"] <= 1 and document["seconds"] > 0
+    # Behind them what the kernel's name says, so that rows can be grouped by tile.
+    for line in lines:
+        family, tile, arch = line["kernel"].split("-")[0], re.search(r"-t([\dx]+)", line["kernel"])[1].split("x"), line["kernel"].split("-")[-1]
+        names = ["tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max", "tile_bwd6", "tile_bwd7", "tile_bwd8"]
+        assert [line[name] for name in names[:len(tile)]] == tile and (line["family"], line["gfx_arch"]) == (family, arch)
+        assert line["pipeline"] in line["kernel"] and line["warp_m0"] and line["wave_k2"] and line["block_per_cu"]
+
+
+def test_a_sweep_of_the_dispatcher_thins_out(bench, tmp_path):
+    """--variant by families, --config by the traits that shapes have and by pipelines of this build."""
+    def measured(*arguments):
+        bench("--tier", "./own.json", *arguments, *QUICK, "--out", "o.json")
+        return rows_of(tmp_path / "o.json")
+
+    every = measured()
+    backward = measured("--variant", "bwd")
+    assert 0 < len(backward) < len(every) and {row["sizes"]["op"] for row in backward} == {"backward"}
+    sweep = tmp_path / "sweep.json"
+    sweep.write_text(json.dumps({"variant": "fwd", "trait_config": {
+        "data_type": {"values": ["bf16"]}, "mask": {"values": ["causal"]}, "lse": {"values": [False]}}}))
+    causal = measured("--config", "./sweep.json")
+    assert {(row["sizes"]["op"], row["sizes"]["data_type"], row["sizes"]["mask"]) for row in causal} == {("forward", "bf16", "bottom_right")}
+    assert {row["sizes"]["seqlen_q"] for row in causal} == {32, 100, 256}
+    assert len(causal) > 3, "a sweep is about kernels: all that fit"
+    sweep.write_text(json.dumps({"variant": "fwd", "trait_config": {"pipeline": {"values": ["cpu_flash"]}, "mode": {"values": ["group"]}}}))
+    packed = measured("--config", "./sweep.json", "--variant", "fwd")
+    assert {row["sizes"]["mode"] for row in packed} == {"group"} and all("-cpu_flash-" in row["kernel"] for row in packed)
+    for arguments, reason in [
+        (("--config", "fwd"), "its pipelines are AMD's"), (("--variant", "nonesuch"), "there is none"), (("--config", "nonesuch"), "nonesuch.json"),
+        (("--config", "./sweep.json", "--variant", "bwd"), "the sweep is of fwd"), (("--variant", "batch_prefill"), "no shape is left"),
+    ]:
+        said = bench("--tier", "./own.json", *arguments, *QUICK, expect=IO if "nonesuch.json" in reason else USAGE)
+        assert reason in said, said
 
 
 @pytest.mark.parametrize("shape", [
@@ -114,17 +148,25 @@ def test_filters_and_limits_choose_shapes_and_kernels(bench, tmp_path):
     assert [row["sizes"]["seqlen_q"] for row in rows_of(tmp_path / "a.json")] == [100, 256]
     bench("--tier", "./own.json", *QUICK, "--out", "b.json", "--filter", "tile_m0 == 48", "--max-shapes", 2)
     assert all("-t48x" in row["kernel"] for row in rows_of(tmp_path / "b.json"))
+    # A file of --filter-file holds together with it.
+    (tmp_path / "own.filter").write_text("tile_n0 != 64  # no word\n")
+    bench("--tier", "./own.json", *QUICK, "--out", "d.json", "--filter", "tile_m0 == 48", "--filter-file", "own.filter", "--max-shapes", 2)
+    both = {row["kernel"] for row in rows_of(tmp_path / "d.json")}
+    assert both == {row["kernel"] for row in rows_of(tmp_path / "b.json") if "-t48x64x" not in row["kernel"]}
     bench("-s", 64, *QUICK, "--kernels", "all", "--max-kernels", 1, "--out", "c.json")
     assert len(rows_of(tmp_path / "c.json")) == 1
     assert "^" in bench("--tier", "./own.json", "--shapes", "op == 'sideways'", expect=USAGE)
     assert "there is no field 'tile_q'" in bench("-s", 64, "--filter", "tile_q > 1", expect=USAGE)
+    (tmp_path / "own.filter").write_text("tile_m0 == 48 and\ntile_q > 1\n")
+    assert "own.filter: " in bench("-s", 64, "--filter-file", "own.filter", expect=USAGE)
+    assert "No such file" in bench("-s", 64, "--filter-file", "none", expect=IO)
     assert "not one of chosen all" in bench("--kernels", "most", expect=USAGE)
 
 
 def test_a_shape_that_nothing_runs_is_a_row_with_the_reason(bench, tmp_path):
-    bench("-s", 64, "-prec", "bf16", "-d", 264, *QUICK, "--out", "o.json")
+    bench("-s", 64, "-prec", "bf16", "-d", 584, *QUICK, "--out", "o.json")
     (row,) = rows_of(tmp_path / "o.json")
-    assert "hdim_q 264" in row["failure"] and row["kernel"] == ""
+    assert "hdim_q 584" in row["failure"] and row["kernel"] == ""
 
 
 @pytest.mark.parametrize("cache", ["rotate", "flush"])

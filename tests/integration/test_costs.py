@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -255,6 +256,36 @@ def test_every_method_is_measured():
     assert measured() == methods().keys()
 
 
+def on_pools(client, ask):
+    """With as many pages, pools and pages a request as there may be."""
+    def open_pool(name):
+        found, (fd,) = client.call_with_fds("pool_open", {"name": name, "n_pages": 65536, "page_bytes": 4096})
+        os.close(fd)
+        return found["pool"]
+
+    pool = open_pool("full")
+    keys = [os.urandom(32) for _ in range(65536)]
+    for at in range(0, len(keys), 1024):
+        pages = client.call("pool_lease", {"pool": pool, "n": 1024})["pages"]
+        client.call("pool_seal", {"pool": pool, "pages": pages, "keys": b"".join(keys[at:at + 1024])})
+        client.call("pool_give_back", {"pool": pool, "pages": pages})
+    leased = client.call("pool_lease", {"pool": pool, "n": 1024})["pages"]  # of the keys that were let go first
+    some = b"".join(random.Random(1).sample(keys[1024:], 1024))
+    pinned = [client.call("pool_find", {"pool": pool, "keys": some})["pages"] for _ in range(4)][0]
+    for _ in range(58):
+        open_pool("other")
+    return {
+        "pool_open": ask("pool_open", {"name": "new", "n_pages": 65536, "page_bytes": 4096}),
+        "pool_find": ask("pool_find", {"pool": pool, "keys": some}),
+        "pool_seal": ask("pool_seal", {"pool": pool, "pages": leased, "keys": some}),  # each has a page already
+        "pool_give_back": ask("pool_give_back", {"pool": pool, "pages": pinned}),
+        "pool_lease": ask("pool_lease", {"pool": pool, "n": 1024}),
+        "pool_close": ask("pool_close", {"pool": 2}, refused="ENOENT"),
+        "pool_drop": ask("pool_drop", {"name": "nobody's"}, refused="ENOENT"),
+        "pool_share": ask("pool_share", {"name": "full", "uid": 5, "access": "read"}),
+    }
+
+
 def test_methods_of_the_front(wide):
     """With as many sessions as a user may have."""
     with contextlib.ExitStack() as stack:
@@ -270,5 +301,5 @@ def test_methods_of_the_front(wide):
             return lambda: True
 
         requests = {"hello": hello, "ping": ask("ping"), "status": ask("status"), "devices": ask("devices"),
-                    "open_device": ask("open_device", {"device": 0})}
+                    "open_device": ask("open_device", {"device": 0}), **on_pools(client, ask)}
         assert in_ms(wide.pid, other, requests) == {}

@@ -16,12 +16,14 @@ PAGES = [p for p in ALL_PAGES if not p.stem.startswith("python")]
 BLOCK = re.compile(r"```c\n(.*?)```", re.S)
 
 PRELUDE = """
+#include <string.h>
 #include <fmha/fmha_local.h>
 extern void *workspace, *stream;
+extern struct fmha_client *client;
 extern struct fmha_device *device;
 extern struct fmha_buffer *buffer;
 extern void *q, *k, *v, *o, *lse, *d_o, *dq, *dk, *dv, *starts, *table, *lengths, *indptr, *pages,
-    *last, *cosines, *sines;
+    *last, *cosines, *sines, *intervals;
 extern uint64_t bytes;
 """
 SETUP = "struct fmha_error err; struct fmha_problem p; int r = 0; fmha_problem_init(&p); (void)r;\n"
@@ -65,6 +67,14 @@ def test_every_page_is_listed():
     index = (ROOT / "client/docs/README.md").read_text()
     for page in ALL_PAGES:
         assert page.stem == "README" or f"({page.name})" in index
+
+
+def test_pages_name_tests_that_exist():
+    tests = {path: path.read_text() for path in [*ROOT.glob("tests/integration/*.py"), *ROOT.glob("tests/unit/*/*.c")]}
+    named = set(re.findall(r"`(test_\w+(?:\.c)?)`", (ROOT / "docs/seeds.md").read_text()))
+    assert len(named) > 15
+    for name in named:
+        assert any(name == path.name or f"def {name}(" in text for path, text in tests.items()), name
 
 
 def test_contributing_names_files_that_exist():
@@ -250,3 +260,29 @@ def test_what_holds_a_promise_is_there(promise, held_by):
 def test_there_are_promises():
     assert len(promises()) > 20
     assert not is_there("test_bounds.py::test_nothing", None)[0] and not is_there("test_bones", None)[0]
+
+
+NOT_OURS = {"stdio.h", "stdlib.h", "msgpack.h", "cuda.h", "cpuid.h", "consumer.c", "ranks.c", "fwd_x.h", "bwd_x.h"}
+SOURCE = re.compile(r"(?<![\w./<\"*-])((?:\.\./)*(?:[a-z_0-9]+/)*[a-z_0-9]+\.(?:c|h|def|hip))(?![\w/.(\[])")
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+
+
+def test_named_files_are_there():
+    """What pages and comments name, by as much of its path as they say; what links lead to; folders between backticks."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=False).stdout.split()
+    if not tracked:
+        pytest.skip("not a checkout")
+    ends = {"/".join(pathlib.Path(f).parts[i:]) for f in tracked for i in range(f.count("/") + 1)}
+    folders = {str(p) for f in tracked for p in pathlib.Path(f).parents}
+    tops = "|".join(sorted(f for f in folders if "/" not in f and f[0] != "."))
+    lost = []
+    for name in (f for f in tracked if f.endswith((".md", ".c", ".h", ".hip")) and f != "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        page = name.endswith(".md")
+        said = text if page else "\n".join(COMMENT.findall(text))
+        lost += [(name, p) for p in SOURCE.findall(said) if p.removeprefix("../") not in ends and p.split("/")[-1] not in NOT_OURS]
+        if page:
+            lost += [(name, p) for p in re.findall(rf"`((?:{tops})/[\w/.-]*)`", text)
+                     if p.rstrip("/") not in folders and p not in ends and not re.search("[A-Z]{4}", p)]
+            lost += [(name, p) for p in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", text) if not (ROOT / name).parent.joinpath(p).exists()]
+    assert not lost

@@ -192,7 +192,7 @@ def test_no_daemon_names_every_socket_and_how_to_start_one(tmp_path):
 
 def test_a_refusal_is_exit_code_4(fmhactl):
     assert "device" in fmhactl("ping", "--device", 7, expect=REFUSED)
-    assert "hdim_q" in fmhactl("plan", "--hdim", 264, expect=REFUSED)
+    assert "hdim_q" in fmhactl("plan", "--hdim", 584, expect=REFUSED)
 
 
 # ---- what the daemon says of itself ----
@@ -258,6 +258,34 @@ def test_packed_sequences_bias_and_options(fmhactl, tmp_path):
     )  # fmt: skip
     assert "batch 2 (packed)" in text and ": ok" in text
     assert numpy.load(tmp_path / "o.npy").shape == (30, 4, 32)
+
+
+def test_masks_as_data(fmhactl, tmp_path):
+    """Intervals of one sequence or of all, bits, what does not fit, and what they look like."""
+    random = numpy.random.default_rng(3)
+    files = save(tmp_path, q=(2, 40, 4, 32), k=(2, 60, 2, 32), v=(2, 60, 2, 32))
+    endpoints = numpy.sort(random.integers(0, 61, (4, 3, 40)), 1).astype(numpy.int32)
+    numpy.save(tmp_path / "one.npy", endpoints)
+    numpy.save(tmp_path / "all.npy", numpy.tile(endpoints, (1, 1, 2)))  # cuDNN's form
+    numpy.save(tmp_path / "even.npy", endpoints[:, :2])
+    seen = (numpy.arange(60) < endpoints[:, 0, :, None]) | (
+        (numpy.arange(60) >= endpoints[:, 1, :, None]) & (numpy.arange(60) < endpoints[:, 2, :, None]))
+    numpy.save(tmp_path / "bits.npy", numpy.packbits(seen, axis=-1, bitorder="little"))
+    for option, name in (("--mask-intervals", "one"), ("--mask-intervals", "all"), ("--mask-bits", "bits")):
+        text = fmhactl("run", "forward", *files, option, f"{name}.npy", "--causal", "--out", f"{name}.o.npy", "--check")
+        assert re.search(r"o +max error \S+, allowed \S+: ok", text)
+        assert numpy.array_equal(numpy.load(tmp_path / f"{name}.o.npy"), numpy.load(tmp_path / "one.o.npy"))
+    assert "mask_endpoints 2: even" in fmhactl("run", "forward", *files, "--mask-intervals", "even.npy", "--discard", expect=REFUSED)
+    numpy.save(tmp_path / "short.npy", numpy.zeros((40, 7), numpy.uint8))
+    assert "it should be (2, 4, 40, 8)" in fmhactl("run", "forward", *files, "--mask-bits", "short.npy", "--discard", expect=IO)
+    for name in ("one", "bits"):
+        text = fmhactl("mask", f"{name}.npy", "--keys", "60", "--head", "2").splitlines()
+        assert text[-1] == f"40 rows, 60 keys: {seen[2].mean():.1%} seen, 100.0% of 128 x 128 tiles"
+        assert text[:-1] == ["".join("#" if x else "." for x in row) for row in seen[2]]
+        picture = fmhactl("mask", f"{name}.npy", "--keys", "60", "--head", "2", "--svg")
+        assert picture.count("<rect") == 1 + seen[2].sum() and picture.rstrip().endswith("</svg>")
+    assert "--head 4: one.npy has 4" in fmhactl("mask", "one.npy", "--head", "4", expect=USAGE)
+    assert "must be odd" in fmhactl("mask", "even.npy", expect=USAGE)
 
 
 def test_a_paged_cache(fmhactl, tmp_path):
@@ -339,7 +367,7 @@ def test_files_are_read_strictly(fmhactl, tmp_path):
 def test_what_does_not_fit_is_refused_by_name(fmhactl, tmp_path):
     files = save(tmp_path, q=(1, 8, 3, 16), k=(1, 8, 2, 16), v=(1, 8, 2, 16))
     assert "nhead_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
-    files = save(tmp_path, q=(1, 8, 2, 264), k=(1, 8, 2, 264), v=(1, 8, 2, 16))
+    files = save(tmp_path, q=(1, 8, 2, 584), k=(1, 8, 2, 584), v=(1, 8, 2, 16))
     assert "hdim_q" in fmhactl("run", "forward", *files, "--out", "o.npy", expect=REFUSED)
     files = save(tmp_path, q=(1, 8, 2, 16), k=(1, 9, 2, 16), v=(1, 8, 2, 16))
     text = fmhactl("run", "forward", *files, "--out", "o.npy", expect=IO)
@@ -534,6 +562,16 @@ def test_the_model_takes_the_tile_that_is_fastest(fmhactl, op, shape, kernel):
 def test_plan_has_warpgroups_for_features(fmhactl, options, kernel):
     plan = json.loads(fmhactl("plan", "--arch", "sm_90a", "--seqlen", 4096, *options.split(), "--json"))["plan"]
     assert f"-gpu_wgmma-{kernel}x" in plan["stages"][0]["kernel"]
+
+
+@pytest.mark.parametrize("arch, loop, others", [("sm_90a", "gpu_mma", "gpu_wgmma"), ("gfx942", "gpu_mfma", "gpu_amd"), ("gfx1100", "gpu_wmma", "gpu_amd")])
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_plan_of_a_mask_as_data_takes_a_loop_that_reads_it(fmhactl, op, arch, loop, others):
+    words = "plan", op, "--arch", arch, "--seqlen", 2048, "--mask-endpoints", 3
+    document = fmhactl(*words, "--json")
+    stages = [stage["kernel"] for stage in json.loads(document)["plan"]["stages"]]
+    assert any(f"-{loop}" in name for name in stages) and not any(f"-{others}" in name for name in stages)
+    assert "tensor.mask_intervals: this loop does not read it" in document
 
 
 def test_plan_asks_the_daemon(fmhactl):

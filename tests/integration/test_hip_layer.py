@@ -5,10 +5,12 @@ tested with the tests of the other.
 """
 import ctypes
 import json
+import mmap
 import os
 import re
 import struct
 import subprocess
+import sys
 import time
 
 import fmha_wire
@@ -128,10 +130,11 @@ def memory(hip):
 
 
 def nothing_is_left(counts, worker):
-    """Until what is given back on a thread of its own is."""
+    """Until what is given back on a thread of its own is. A worker has a piece of memory to spare."""
     def gone():
         now = counts(worker)
-        return not (now["imports"] or now["allocations"] or now["modules"] > 1)
+        left = now["imports"], now["allocations"], now["bytes"]
+        return left in ((0, 0, 0), (0, 1, 2 << 20)) and now["modules"] <= 1
 
     assert fmhad.until(gone), counts(worker)
     assert counts(worker)["unpinned copies"] == 0
@@ -194,6 +197,62 @@ def test_a_handle_that_blocks_the_driver_blocks_nobody_else(gpu, memory):  # noq
         assert caught.value.name == "ETIMEDOUT"
 
 
+CLIENT = '''
+import ctypes, json, mmap, os, sys
+sys.path.insert(0, os.environ["PACKAGE"])
+hip = ctypes.CDLL("libamdhip64.so.6", mode=ctypes.RTLD_GLOBAL)
+import fmha
+from fmha import _view
+from fmha._lib import check, ffi, lib, new_error
+from fmha._service import Buffer
+MIB = 1 << 20
+device, error, told = fmha.Client().device(0), new_error(), {}
+pointer = ctypes.c_void_p()
+assert hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(3 * MIB)) == 0
+memory, buffer = ffi.new("struct fmha_memory *"), ffi.new("struct fmha_buffer **")
+check(lib.fmha_memory_from_gpu(ffi.cast("void *", pointer.value + MIB), MIB, memory, error), error)
+told["kind"], told["fd"], told["offset"] = memory.kind, memory.fd >= 0, memory.base_offset
+check(lib.fmha_buffer_import(device.handle, memory, buffer, error), error)
+if memory.fd >= 0:
+    os.close(memory.fd)
+print(json.dumps(told), flush=True)
+sys.stdin.readline()
+lib.fmha_buffer_free(buffer[0])
+told = {}
+try:
+    made = Buffer(device, 2 * MIB)
+    part = _view.part_of(made)
+    view = _view.View([part])
+    ctypes.memmove(view.pointer + 5, b"seen", 4)
+    with mmap.mmap(part.fd, part.bytes) as other:
+        told["seen"] = other[5:9].decode()
+    del made
+    told["kept"] = ctypes.string_at(view.pointer + 5, 4).decode()
+    del view
+except fmha.FmhaError as caught:
+    told["code"] = caught.code
+print(json.dumps(told))
+'''
+
+
+@pytest.mark.parametrize("what, imports, then", [("", 2, {"seen": "seen", "kept": "seen"}), ("deaf", 1, {"code": "ENOTSUP"})])
+def test_a_client_shares_by_what_the_device_takes(make_gpu, counts, tmp_path, what, imports, then):
+    """The library names both; a descriptor is two imports of the fake's, a handle one. What the worker makes it maps."""
+    package = fmhad.build_dir() / "client/python"
+    if not (package / "fmha/_abi.py").exists():
+        pytest.skip("the build has no Python package")
+    daemon = make_gpu(HIP_FAKE_DMABUF=what)
+    (worker,) = daemon.children()
+    env = {**os.environ, "LD_LIBRARY_PATH": str(fake_folder()), "PACKAGE": str(package), "FMHAD_SOCKET": daemon.socket}
+    client = subprocess.Popen([sys.executable, "-c", CLIENT], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    told = json.loads(client.stdout.readline())
+    assert told == {"kind": 3, "fd": True, "offset": 1 << 20}
+    assert counts(worker)["imports"] == imports
+    said, _ = client.communicate("\n", timeout=60)
+    assert client.returncode == 0 and json.loads(said) == then, said
+    nothing_is_left(counts, worker)
+
+
 def test_memory_given_again_at_the_same_address_is_the_new_one(gpu, hip):  # noqa: F811
     with gpu.device() as device:
         handles = set()
@@ -222,10 +281,52 @@ def test_a_kernel_with_more_lds_than_nvidia_grants_unasked(gpu):  # noqa: F811
         device.run(device.call("plan", asked)["plan"])
 
 
-def test_memory_goes_out_by_no_descriptor(gpu):  # noqa: F811
-    with gpu.device() as device, pytest.raises(fmha_wire.WireError) as caught:
-        device.call("buffer_create", {"size": 4096})
-    assert caught.value.name == "ENOTSUP"
+def test_memory_goes_out_and_comes_in_as_a_dma_buf(gpu, counts):  # noqa: F811
+    with gpu.device() as device:
+        worker = device.worker_pid
+        result, (fd,) = device.call_with_fds("buffer_create", {"size": 4 * TENSOR_BYTES})
+        assert result["kind"] == "vmm_fd" and result["allocation_bytes"] == 2 << 20
+        view = numpy.frombuffer(mmap.mmap(fd, 2 << 20), numpy.float32)
+        assert not view.any(), "new memory is clear"
+        parameters = {"kind": "vmm_fd", "size": 4 * TENSOR_BYTES, "base_offset": 4096}
+        again = device.call("buffer_import", parameters, [fd])["buffer"]
+        view[1024 : 1024 + TENSOR_BYTES // 4] = 7
+        device.run(device.plan(problem(again))["plan"])
+        first = 1024 + 3 * TENSOR_BYTES // 4
+        assert (view[first : first + TENSOR_BYTES // 4] == 7).all()
+        with pytest.raises(fmha_wire.WireError) as caught:
+            device.call("buffer_import", {**parameters, "size": 2 << 20}, [fd])
+        assert (caught.value.name, caught.value.field) == ("EINVAL", "fd")
+        os.close(fd)
+    assert fmhad.until(lambda: counts(worker)["imports"] == 0), counts(worker)
+
+
+@pytest.mark.parametrize("variable, what, way, said", [
+    ("DMABUF", "zeros", "descriptors", "another process does not read what its owner writes"),
+    ("DMABUF", "aborts", "descriptors", "a process that tried it ended by signal 6"),
+    ("IPC", "deaf", "handles", "its owner does not read what another process writes"),
+])  # fmt: skip
+def test_a_way_of_sharing_that_fails_is_refused(make_gpu, memory, variable, what, way, said):
+    """Seen before a client relies on it, by processes that are not the worker; the other way goes on."""
+    daemon = make_gpu(**{f"HIP_FAKE_{variable}": what})
+    assert said in daemon.log()
+    worker = fmhad.until(lambda: daemon.status()["devices"][0]["worker"])
+    assert worker["sharing"] == {"by": ["IPC handles" if variable == "DMABUF" else "descriptors"], f"no_{way}": said}
+    with daemon.device() as device:
+        with pytest.raises(fmha_wire.WireError) as caught:
+            if variable == "DMABUF":
+                device.call("buffer_create", {"size": 4096})
+            else:
+                memory().import_to(device)
+        assert caught.value.name == "ENOTSUP" and said in caught.value.message
+        if variable == "DMABUF":
+            memory().import_to(device)
+        else:
+            _, (fd,) = device.call_with_fds("buffer_create", {"size": 4096})
+            os.close(fd)
+    _, found = doctor_of(daemon)
+    assert found["memory"]["verdict"] == ("note" if variable == "DMABUF" else "ok"), found["memory"]
+    assert ("by IPC handle" if variable == "DMABUF" else "by descriptor") in found["shared memory"]["found"]
 
 
 def test_fences_order_runs_of_two_clients(gpu, memory):  # noqa: F811
@@ -280,10 +381,61 @@ def test_who_waits_for_a_fence_holds_up_nobodys_memory(gpu, memory):  # noqa: F8
     assert gpu.children() == pids
 
 
-def test_a_runtime_whose_streams_do_not_wait_gets_no_fences(make_gpu, memory):
-    """Seen when the device is opened: counters are refused, and said to be, rather than read too early."""
-    daemon, shared = make_gpu(HIP_FAKE_LAX="1"), memory()
+def ordered(daemon, shared):
+    """Whether a run with a counter waits for it, and another client's run writes it."""
+    at = 4 * TENSOR_BYTES
+    with daemon.device() as device, daemon.device() as other:
+        mine, theirs = shared.import_to(device), shared.import_to(other)
+        waits, signals = device.plan(problem(mine))["plan"], other.plan(problem(theirs))["plan"]
+        shared.tensor(0)[...], shared.tensor(3)[...] = 5, 0
+        device.run(waits, waits=[{"buffer": mine, "offset": at, "value": 6}], timeout_ms=20000)
+        time.sleep(0.1)
+        early = (shared.tensor(3) != 0).any()
+        other.run(signals, waits=[], signals=[{"buffer": theirs, "offset": at, "value": 6}])
+        device.run(waits)  # behind the one that waited
+        return not early and (shared.tensor(3) == 5).all() and shared.words[at // 4] == 6
+
+
+BROKEN = [{"HIP_FAKE_LAX": "1"}, {"HIP_FAKE_FAIL": "hipStreamWaitValue32:1+:801"}, {"HIP_FAKE_DEAF": "1"}]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: "-".join(broken))
+def test_a_kernel_waits_where_the_runtime_cannot(make_gpu, memory, compiler, broken):  # noqa: F811
+    """Compiled and tried before the device is announced; what is waited for, and how, is the same for clients."""
+    daemon = make_gpu(**broken)
+    assert "a kernel waits for counters: " in daemon.log() and "runs with counters are refused" not in daemon.log()
+    assert ordered(daemon, memory())
+    assert "words.hip" in compiler.runs.read_text()
+    _, found = doctor_of(daemon)
+    assert found["fences"]["verdict"] == "ok", found["fences"]
+
+
+def test_a_fence_that_a_kernel_waits_for_has_a_deadline(make_gpu, memory):
+    daemon, shared, at = make_gpu(HIP_FAKE_LAX="1"), memory(), 4 * TENSOR_BYTES
+    with daemon.device() as device:
+        buffer = shared.import_to(device)
+        plan = device.plan(problem(buffer))["plan"]
+        device.run(plan, waits=[{"buffer": buffer, "offset": at, "value": 6}], timeout_ms=300)
+
+        def told():
+            try:
+                device.run(plan)
+            except fmha_wire.WireError as error:
+                return error.name, error.field
+
+        assert fmhad.until(told) == ("ETIMEDOUT", "waits")
+        device.run(plan)
+
+
+@pytest.mark.parametrize("why", ["does not compile", "does not wait"])
+def test_without_a_kernel_that_waits_there_are_no_fences(make_gpu, memory, compiler, why):  # noqa: F811
+    """Counters are refused, and said to be, rather than read too early."""
+    if why == "does not compile":
+        compiler.does("echo no such target >&2; exit 1")
+    daemon, shared = make_gpu(HIP_FAKE_LAX="1" if why == "does not compile" else "2"), memory()
     assert "runs with counters are refused: a stream does not wait for a word" in daemon.log()
+    assert ("no such target" if why == "does not compile" else "a kernel does not do better") in daemon.log()
+    compiler.does("printf 'stub code' >\"$5\"")
     with daemon.device() as device:
         buffer = shared.import_to(device)
         plan = device.plan(problem(buffer))["plan"]
@@ -344,9 +496,10 @@ def test_a_kernel_that_never_ends_is_given_up(make_gpu, tmp_path):
         assert run_once(device)
 
 
-@pytest.mark.parametrize("call", ["hipModuleLaunchKernel:2", "hipMalloc:3", "hipEventQuery:2", "hipHostRegister:3"])
+@pytest.mark.parametrize("call", ["hipModuleLaunchKernel:2", "hipMalloc:4", "hipEventQuery:2", "hipHostRegister:3"])
 def test_a_call_that_does_not_come_back(make_gpu, call):
-    """On the loop it costs the worker; on other threads its own caller. Opening the device makes one or two of some calls."""
+    """On the loop it costs the worker; on other threads its own caller. Opening the device makes one or two of some calls,
+    and an idle worker has a piece of memory to spare."""
     daemon = make_gpu(HIP_FAKE_BLOCK=call)
     with daemon.device() as device, pytest.raises(DIED):
         for _ in range(5):
@@ -454,5 +607,5 @@ def test_doctor_finds_what_a_device_does_wrong(make_gpu):
     for name in ("forward bf16", "tails", "backward f16", "pages"):
         assert found[name]["verdict"] == "WRONG" and re.search(r"element \d+ is .* expected .*gfx942", found[name]["found"]), found[name]
         assert "do not use" in found[name]["advice"]
-    assert "by IPC handle" in found["shared memory"]["found"]
+    assert "by descriptor" in found["shared memory"]["found"] and "shared by descriptors" in found["memory"]["found"]
     assert found["fences"]["verdict"] == found["races"]["verdict"] == "ok", found

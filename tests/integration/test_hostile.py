@@ -860,7 +860,7 @@ def view(role, **changes):
 
 BAD_PROBLEMS = {
     "hdim 0": (changed("hdim_q", 0), "hdim_q"),
-    "hdim 264": (changed("hdim_v", 264), "hdim_v"),
+    "hdim 520": (changed("hdim_v", 520), "hdim_v"),
     "heads": (changed("nhead_q", 3), "nhead_q"),
     "no heads": (changed("nhead_k", 0), "nhead_k"),
     "negative length": (changed("seqlen_k", -1), "seqlen_k"),

@@ -3,8 +3,11 @@
 the catalogue and the model of times, so that a row, a rule or a fit that loses one of them is seen without a card.
 
 Shapes are those of the models' published configurations: heads, heads of keys, head dimension(s)."""
+import importlib
 import json
+import re
 import subprocess
+import sys
 
 import pytest
 
@@ -89,3 +92,54 @@ def test_vision_and_speech(picture):
 def test_training(layer):
     loop = stage_of(f"backward -b 1 -s 4096 {words_of(layer)}", "bwd_dq_dk_dv")
     assert (loop == "gpu_wgmma") == (TRAINED[layer] is None), loop
+
+
+# ---- how choices are judged, and what models are fitted to ----
+
+# Fitted before the rule that their data is a file of the release (CONTRIBUTING.md, "A model of a device's times").
+WITHOUT_DATA = {"sm_90a"}
+
+
+def bench_module(name):
+    sys.path.insert(0, str(fmhad.ROOT / "tests/bench"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+def test_models_say_what_they_were_fitted_to():
+    for path in (fmhad.ROOT / "specs/models").glob("*.json"):
+        measured = json.loads(path.read_text()).get("measured")
+        if path.stem in WITHOUT_DATA:
+            assert measured is None, f"{path.stem} has its data now: take it off the list"
+            continue
+        assert re.fullmatch(r"fmhad-measured-\w+-[0-9a-f]{12}\.json\.xz", measured["file"])
+        assert re.fullmatch(r"[0-9a-f]{64}", measured["sha256"]) and measured["problems"] > 0
+
+
+def test_the_data_of_a_model_is_one_file(tmp_path):
+    """Parts of a measurement come to the same file, whatever their keys' order, and read back as what they were."""
+    selection = bench_module("selection")
+    entries = [{"shape": f"s{i}", "problem": {"batch": i}, "times": {"a@1": 2.0, "b@1": 1.0}, "second": {"b@1": 1.5, "a@1": 2.5}} for i in range(3)]
+    parts = [tmp_path / "one.json", tmp_path / "two.json"]
+    parts[0].write_text(json.dumps({"arch": "sm_90a", "units": 132, "problems": entries[:2]}))
+    parts[1].write_text(json.dumps({"problems": entries[2:], "units": 132, "arch": "sm_90a"}))
+    said = selection.release(parts, tmp_path / "a")
+    assert said["problems"] == 3 and said["sha256"][:12] in said["file"]
+    stored = tmp_path / "a" / said["file"]
+    assert selection.release([stored], tmp_path / "b") == said
+    assert (tmp_path / "b" / said["file"]).read_bytes() == stored.read_bytes()
+    assert selection.read_measured([stored])["problems"] == entries
+    parts[1].write_text(json.dumps({"arch": "sm_90a", "units": 78, "problems": []}))
+    with pytest.raises(ValueError, match="78 units"):
+        selection.read_measured(parts)
+    parts[1].write_text(json.dumps({"arch": "sm_90a", "units": 132, "fresh": True, "problems": entries[2:]}))
+    assert [e.get("fresh", False) for e in selection.read_measured(parts)["problems"]] == [False, False, True]
+
+
+def test_what_is_printed_of_choices():
+    summary = bench_module("selection").summary
+    shares = [1.0] * 5 + [0.9, 0.8, 0.99, 0.5, 0.97]
+    mean, median, tenth, least = summary(shares)
+    assert (round(mean, 3), median, tenth, least) == (0.916, 0.995, 0.8, 0.5)

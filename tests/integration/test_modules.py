@@ -205,7 +205,7 @@ def test_kernels_are_paid_for_while_their_plan_waits_for_others(make_gpu, compil
             assert code(gpu)["idle"] == 0
             if is_built:
                 go.touch()
-                assert len(device.wait(number)[0]["launches"]) > 2
+                assert len(device.wait(number)[0]["launches"]) >= 2
                 assert fmhad.until(lambda: charged() == 0)
         assert fmhad.until(lambda: charged() == 0 and code(gpu)["idle"] == code(gpu)["kernels"]), "the client has gone"
 

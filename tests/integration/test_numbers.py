@@ -33,12 +33,13 @@ def integers_of_methods():
 
 NUMBERS = tuple(SIZES) + (
     "total_q", "total_k", "window_left", "window_right", "sink_tokens", "min_seqlen_q", "dropout_seed",
-    "dropout_offset", "dropout_row", "dropout_column", "n_splits", "split_size", "page_size", "n_pages", "max_blocks", "n_page_indices",
-    "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
-    "n_parts")
+    "dropout_offset", "dropout_row", "dropout_column", "mask_endpoints", "n_splits", "split_size", "page_size", "n_pages", "max_blocks",
+    "n_page_indices", "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
+    "n_parts", "topk")
 PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "window_right", "sink_tokens", "min_seqlen_q")
 PAGED = ("batch", "nhead_k", "seqlen_q", "seqlen_k", "hdim_v", "n_splits", "split_size", "page_size", "n_pages",
          "max_blocks", "window_left")
+CHOSEN = (*SIZES, "topk", "min_seqlen_q")
 STEP = int(os.environ.get("FMHA_NUMBERS_STEP", "1"))  # every so many of the pairs; 1: all
 
 
@@ -66,6 +67,14 @@ class Asker:
         problem = self.problem(**{"page_size": 16, "n_pages": 8, "max_blocks": 4, **sizes})
         for role in ("block_table", "seqlen_k_per_batch"):
             problem["tensors"][role] = {"buffer": self.buffer.id, "dtype": "i32"}
+        return problem
+
+    def chosen(self, **sizes):
+        """Values in the keys, and one index for all rows and entries."""
+        problem = self.problem(stride=[0, 0, 0, 1], **{"topk": 5, "v_in_k": True, **sizes})
+        del problem["tensors"]["v"]
+        problem["tensors"]["indices"] = {"buffer": self.buffer.id, "dtype": "i32", "stride": [0, 0, 0], "extent": [
+            problem["batch"], problem["seqlen_q"], problem["topk"]]}
         return problem
 
     def ask(self, method, params, fds=()):
@@ -122,6 +131,15 @@ def test_what_a_problem_with_pages_says_twice(daemon):
     pairs = [p for p in itertools.product(itertools.combinations(PAGED, 2), itertools.product(ENDS, ENDS))]
     for names, values in pairs[::STEP]:
         asker.about(asker.paged(**dict(zip(names, values))), every=False)
+    no_deaths(daemon)
+
+
+def test_what_a_problem_of_chosen_keys_says_twice(daemon):
+    asker = Asker(daemon)
+    assert asker.ask("plan", {"problem": asker.chosen()})
+    pairs = [p for p in itertools.product(itertools.combinations(CHOSEN, 2), itertools.product(ENDS, ENDS))]
+    for names, values in pairs[::STEP]:
+        asker.about(asker.chosen(**dict(zip(names, values))), every=False)
     no_deaths(daemon)
 
 

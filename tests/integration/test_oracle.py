@@ -223,12 +223,16 @@ class Problem:
             self.q_store.array[self.row_slice(b)] = stored
             self.q.append(values)
 
+    @property
+    def kv_dtype(self):
+        return self.dtype
+
     def keys(self):
         stored = []
         self.k, self.v = [], []
         for b in range(self.batch):
-            k_stored, k = self.values((self.k_len[b], self.nhead_k, self.hdim_q))
-            v_stored, v = self.values((self.k_len[b], self.nhead_k, self.hdim_v))
+            k_stored, k = self.values((self.k_len[b], self.nhead_k, self.hdim_q), self.kv_dtype)
+            v_stored, v = self.values((self.k_len[b], self.nhead_k, self.hdim_v), self.kv_dtype)
             stored.append((k_stored, v_stored))
             self.k.append(k)
             self.v.append(v)
@@ -239,8 +243,8 @@ class Problem:
         self.batch_index = self.rng.permutation(entries)[:self.batch].astype(np.int32)
         shape = (1, int(self.start_k[-1])) if self.packed_k else (entries, self.most_k)
         orders = ("bshd", "bhsd", "bhds") if self.kind != "backward" else ("bshd", "bhsd")
-        self.k_store = Storage(self.rng, self.dtype, (*shape, self.nhead_k, self.hdim_q))
-        self.v_store = Storage(self.rng, self.dtype, (*shape, self.nhead_k, self.hdim_v), orders)
+        self.k_store = Storage(self.rng, self.kv_dtype, (*shape, self.nhead_k, self.hdim_q))
+        self.v_store = Storage(self.rng, self.kv_dtype, (*shape, self.nhead_k, self.hdim_v), orders)
         for b in range(self.batch):
             row, place = self.key_slice(b)
             if self.kind == "indexed":
@@ -249,7 +253,7 @@ class Problem:
             self.v_store.array[row, place] = stored[b][1]
 
     def keys_paged(self, stored):
-        rng, x = self.rng, 16 // element_bytes(self.dtype)
+        rng, x = self.rng, 16 // element_bytes(self.kv_dtype)
         vectorized = self.hdim_q % 16 == 0 and self.hdim_v % 16 == 0 and self.chance(2)
         size = int(rng.choice([16, 32, 64] if vectorized else [1, 2, 5, 16, 32]))
         blocks = -(-self.most_k // size)
@@ -258,9 +262,9 @@ class Problem:
         free = list(rng.permutation(self.n_pages))
         self.pages = [[int(free.pop()) for _ in range(-(-int(self.k_total[b]) // size))]
                       for b in range(self.batch)]
-        nan = NAN_BITS[self.dtype]
-        k = np.full((self.n_pages, size, self.nhead_k, self.hdim_q), nan, abi.STORAGE[self.dtype])
-        v = np.full((self.n_pages, size, self.nhead_k, self.hdim_v), nan, abi.STORAGE[self.dtype])
+        nan = NAN_BITS[self.kv_dtype]
+        k = np.full((self.n_pages, size, self.nhead_k, self.hdim_q), nan, abi.STORAGE[self.kv_dtype])
+        v = np.full((self.n_pages, size, self.nhead_k, self.hdim_v), nan, abi.STORAGE[self.kv_dtype])
         for b in range(self.batch):
             for j in range(self.k_len[b]):
                 page, slot = divmod(int(j + self.leftpad[b]), size)
@@ -356,7 +360,8 @@ class Fp8Problem(Problem):
         shape = (self.batch, n_k, -(-self.most_k // self.block_k) if self.block_k else 1)
         self.per_page = self.kind in ("paged", "prefill") and self.chance(2)
         if self.per_page:
-            self.block_k, shape = 0, (self.n_pages, n_k, 1)
+            self.block_k = int(rng.choice([0, 1, min(4, self.page_size)]))
+            shape = (self.n_pages, n_k, -(-self.page_size // self.block_k) if self.block_k else 1)
         self.kv_scale = {w: (0.5 + rng.random(shape)).astype(np.float32) for w in "kv"}
 
     def q_factor(self, b, h):
@@ -367,7 +372,8 @@ class Fp8Problem(Problem):
         position = np.arange(self.k_len[b]) + self.leftpad[b]
         if self.per_page:
             page = [self.pages[b][p // self.page_size] for p in position]
-            return self.kv_scale[which][page, g, 0][:, None].astype(np.float64)
+            block = position % self.page_size // self.block_k if self.block_k else np.zeros(len(position), int)
+            return self.kv_scale[which][page, g, block][:, None].astype(np.float64)
         block = position // self.block_k if self.block_k else np.zeros(len(position), int)
         return self.kv_scale[which][b, g, block][:, None].astype(np.float64)
 
@@ -379,6 +385,25 @@ class Fp8Problem(Problem):
             descale = abi.Descale(scale.ctypes.data, *(s // 4 for s in scale.strides), block,
                                   int(name != "q" and self.per_page))
             setattr(a, name + "_descale", descale)
+
+
+class MixedProblem(Fp8Problem):
+    """16-bit queries over fp8: a factor a tensor, a head, a block, a key or a page and its slots, none of Q's."""
+
+    @property
+    def kv_dtype(self):
+        return abi.E4M3 if self.most_k % 2 else abi.E5M2
+
+    def keys(self):
+        super().keys()
+        self.q_scale[:] = 1
+        if not self.per_page and self.block_k and self.chance(2):
+            self.block_k = 1
+            self.kv_scale = {w: (0.5 + self.rng.random((self.batch, self.nhead_k, self.most_k))).astype(np.float32) for w in "kv"}
+
+    def fill_options(self, a):
+        super().fill_options(a)
+        a.kv_dtype, a.q_descale = self.kv_dtype, abi.Descale()
 
 
 def close(got, expected, tolerance, what):
@@ -510,6 +535,12 @@ def test_forward(driver, seed):
 def test_forward_fp8(driver, seed):
     kinds = ("plain", "indexed", "paged", "prefill")
     check_forward(driver, Fp8Problem(seed, kinds, (abi.E4M3, abi.E5M2)), seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_forward_mixed(driver, seed):
+    kinds = ("plain", "indexed", "split", "paged", "prefill")
+    check_forward(driver, MixedProblem(seed, kinds, (abi.F16, abi.BF16)), seed)
 
 
 # --- backward -----------------------------------------------------------------------------------
@@ -776,6 +807,154 @@ def test_append(driver, seed):
         call()
         for name, got, expected in (("k", k, want["k"]), ("v", v, want["v"]), ("q", q, want_q)):
             assert got.tobytes() == expected.tobytes(), f"{who}: {name} is not bit-equal"
+
+    def reference():
+        assert driver.oracle_appendkv(ctypes.byref(a)) == 0
+
+    check(reference, "reference")
+    for level in levels(driver, seed):
+        check(lambda: run(driver, level, abi.FWD_APPENDKV, a, dtype), f"level {level}")
+
+
+def encode_narrow(values, dtype):
+    """float32 -> codes of fp8, to nearest even, cut at the largest; a NaN is the positive one."""
+    table = abi.FP8[dtype][:128]
+    numbers = table[: 127 if dtype == abi.E4M3 else 124]
+    x = np.minimum(np.abs(np.asarray(values, np.float64)), numbers[-1])
+    above = np.clip(np.searchsorted(numbers, x), 1, len(numbers) - 1)
+    low, high = x - numbers[above - 1], numbers[above] - x
+    code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    code = np.where(x == 0, 0, code) | np.where(np.signbit(values), 0x80, 0)
+    return np.where(np.isnan(values), 0x7F if dtype == abi.E4M3 else 0x7E, code).astype(np.uint8)
+
+
+def test_narrow_encoder():
+    for dtype in (abi.E4M3, abi.E5M2):
+        codes = np.array([c for c in range(256) if np.isfinite(abi.FP8[dtype][c])], np.uint8)
+        assert (encode_narrow(abi.FP8[dtype][codes].astype(np.float32), dtype) == codes).all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_append_by_slots(driver, seed):
+    """Every layout of pages, K and V in one row too; slots in any order, some left out, some outside; as it comes, or divided by
+    factors that are given or found; turned by positions of any size."""
+    import ctypes
+    rng = np.random.default_rng(seed)
+    batch, n_k, new = (int(x) for x in rng.integers(1, [4, 4, 9]))
+    n_q, rope = n_k * int(rng.integers(1, 3)), seed % 3
+    of_new = int(rng.integers(0, 3))
+    dtype = int(rng.integers(abi.E4M3, abi.E5M2 + 1)) if of_new != abi.F32 and rng.integers(4) else of_new
+    narrow = dtype != of_new
+    dim = 16 * int(rng.integers(1, 9))
+    dim_v = dim if rng.integers(2) else 16 * int(rng.integers(1, 9))
+    turn, most = 16 * int(rng.integers(1, dim // 16 + 1)), 50
+    kind = ("linear", "heads first", "shared rows", "vectorized")[int(rng.integers(4))]
+    page, x = (16 if kind == "vectorized" else int(rng.choice([1, 3, 16]))), 16 // element_bytes(dtype)
+    n_pages = -(-batch * new // page) + 2
+    table_dtype = abi.F32 if rng.integers(2) else of_new
+    fresh = {n: abi.encode(rng.standard_normal(s) * 4, of_new) for n, s in (
+        ("q", (batch, new, n_q, dim)), ("k_new", (batch, new, n_k, dim)), ("v_new", (batch, new, n_k, dim_v)))}
+    fresh["k_new"][0, 0, 0] = 0  # a head of nothing
+    fresh["v_new"][-1, -1, 0, 3] = NAN_BITS[of_new]
+    tables = {n: abi.encode(rng.uniform(-1, 1, (most, turn // 2)), table_dtype) for n in ("rotary_cos", "rotary_sin")}
+    slots = rng.permutation(n_pages * page)[:batch * new].astype(np.int64).reshape(batch, new)
+    for bad in (-1, n_pages * page, -(2**63), 2**63 - 1, 2**32):
+        slots[rng.integers(batch), rng.integers(new)] = bad if rng.integers(2) else slots[0, 0]
+    positions = rng.integers(-2, most + 3, (batch, new))
+    positions[rng.integers(batch), rng.integers(new)] = 2**62
+
+    # The caches, as [pages, slots, heads, dim] whatever lies behind.
+    raw = np.frombuffer(rng.bytes(n_pages * page * n_k * (dim + dim_v) * element_bytes(dtype)), abi.STORAGE[dtype])
+
+    def caches():
+        kept = raw.copy()
+        if kind == "shared rows":
+            rows = kept.reshape(n_pages, page, n_k, dim + dim_v)
+            return kept, rows[..., :dim], rows[..., dim:]
+        k, v = np.split(kept, [n_pages * page * n_k * dim])
+        if kind == "linear":
+            return kept, k.reshape(n_pages, page, n_k, dim), v.reshape(n_pages, page, n_k, dim_v)
+        if kind == "heads first":
+            return kept, k.reshape(n_pages, n_k, page, dim).transpose(0, 2, 1, 3), v.reshape(n_pages, n_k, page, dim_v).transpose(0, 2, 1, 3)
+        return kept, k.reshape(n_pages, n_k, dim // x, page, x), v.reshape(n_pages, n_k, page // x, dim_v, x)
+
+    def put(array, is_v, where, head, row):
+        if kind != "vectorized":
+            array[where // page, where % page, head] = row
+        elif is_v:
+            array[where // page, head, where % page // x, :, where % page % x] = row
+        else:
+            array[where // page, head, :, where % page] = row.reshape(-1, x)
+
+    a = abi.AppendArgs()
+    a.seqlen_new, a.rope, a.rotary_dim, a.rotary_max_pos = new, rope, turn, most
+    a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v = n_q, n_k, dim, dim_v
+    a.dtype, a.rotary_dtype, a.new_dtype = dtype, table_dtype, of_new if narrow else 0
+    a.sequences.batch, a.sequences.seqlen_q_max, a.sequences.total_q = batch, new, batch * new
+    a.cache.page_size, a.cache.n_pages, a.cache.layout = page, n_pages, int(kind == "vectorized")
+    a.slots, a.slots_stride_batch, a.slots_stride_seq = slots.ctypes.data, new, 1
+    if rope:
+        a.positions, a.positions_stride_batch, a.positions_stride_seq = positions.ctypes.data, new, 1
+    for name, array in fresh.items():
+        setattr(a, name, abi.tensor(array))
+    for name, array in tables.items():
+        setattr(a, name, abi.Tensor(array.ctypes.data, 0, turn // 2, 0, 1))
+    of_page, found = bool(rng.integers(2)), narrow and rng.integers(3) == 0
+    shape = (n_pages, n_k, page) if found else (n_pages, n_k, 1) if of_page else (batch, n_k, 1)
+    factors = {w: rng.uniform(0.01, 2, shape).astype(np.float32) for w in "kv"}
+    a.computes_descale = int(found)
+
+    cos, sin = (abi.decode(tables[n], table_dtype) for n in ("rotary_cos", "rotary_sin"))
+
+    def turned(row, b, i):
+        """float64, before any rounding."""
+        y = abi.decode(row, of_new)
+        return attention.rotate(y[None], np.clip(positions[b, i:i + 1], 0, most - 1), cos, sin, rope == 1)[0] if rope else y
+
+    wanted = caches()
+    want_factors = {w: f.copy() for w, f in factors.items()}
+    want_q = fresh["q"].copy()
+    largest = abi.FP8[abi.E4M3][0x7E] if dtype == abi.E4M3 else abi.FP8[abi.E5M2][0x7B]
+    for b in range(batch):
+        for i in range(new):
+            for h in range(n_q if rope else 0):
+                want_q[b, i, h, :turn] = abi.encode(turned(fresh["q"][b, i, h], b, i), of_new)[:turn]
+            where = int(slots[b, i])
+            if not 0 <= where < n_pages * page:
+                continue
+            for h in range(n_k):
+                for is_v, (w, array) in enumerate(zip("kv", wanted[1:])):
+                    row = fresh[w + "_new"][b, i, h]
+                    if not narrow:
+                        stored = row.copy()
+                        if not is_v and rope:
+                            stored[:turn] = abi.encode(turned(row, b, i), of_new)[:turn]
+                        put(array, is_v, where, h, stored)
+                        continue
+                    y = (abi.decode(row, of_new) if is_v else turned(row, b, i)).astype(np.float32)
+                    if found:
+                        top = np.nanmax(np.abs(y))
+                        factor = np.float32(top) / np.float32(largest) if 0 < top < np.inf else np.float32(1)
+                        want_factors[w][where // page, h, where % page] = factor
+                    else:
+                        factor = factors[w][where // page if of_page else b, h, 0]
+                    put(array, is_v, where, h, encode_narrow(y / factor, dtype))
+
+    def check(call, who):
+        kept, k, v = caches()
+        got_factors = {w: f.copy() for w, f in factors.items()}
+        q = fresh["q"].copy()
+        for name, array in (("k", k), ("v", v)):
+            setattr(a, name, abi.Tensor(array.ctypes.data) if kind == "vectorized" else abi.tensor(array))
+            f = got_factors[name]
+            if narrow:
+                setattr(a, name + "_descale", abi.Descale(f.ctypes.data, *(s // 4 for s in f.strides), int(found), int(of_page or found)))
+        a.q_rotated = abi.tensor(q) if rope else abi.Tensor()
+        call()
+        assert kept.tobytes() == wanted[0].tobytes(), f"{who}: the cache is not bit-equal"
+        assert q.tobytes() == want_q.tobytes(), f"{who}: q is not bit-equal"
+        for w in "kv":
+            assert got_factors[w].tobytes() == want_factors[w].tobytes(), f"{who}: factors of {w}"
 
     def reference():
         assert driver.oracle_appendkv(ctypes.byref(a)) == 0

@@ -337,15 +337,16 @@ def test_without_write_access(tmp_path):
 # ---- stopping ----
 
 
-def test_drain_finishes_what_is_in_flight(daemon):
+def test_drain_finishes_what_is_in_flight(make_daemon):
+    daemon = make_daemon({"devices": [{"backend": "cpu"}], "supervision": {"drain_ms": 60000}})
     with daemon.device() as device:
         plan, _ = prepare(device, (1, 1024, 8, 64))
         numbers = [device.submit("run", {"plan": plan}) for _ in range(20)]
         device.wait(numbers[0])
         daemon.process.send_signal(signal.SIGTERM)
         for number in numbers[1:]:
-            device.wait(number, 10)
-        assert daemon.process.wait(10) == 0
+            device.wait(number, 60)
+        assert daemon.process.wait(60) == 0
         with pytest.raises((fmha_wire.Disconnected, fmha_wire.WireError)):
             device.run(plan)
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import jsonschema
@@ -342,6 +343,132 @@ def test_filter_counts_what_python_counts():
     assert int(fmhactl("enumerate", "--arch", "gfx950", "--rules", "ck", "--variant", "bwd", "--filter", text, "--count")) == expected
 
 
+def test_filter_files_and_together(tmp_path):
+    """--filter and every --filter-file have to hold; a file may have lines and comments."""
+    rows = enumerate_rows("--arch", "gfx942", "--variant", "bwd")
+    first, second = tmp_path / "h128", tmp_path / "no_dropout"
+    first.write_text("# what models have\nhdim_q == 128  # '#' begins a comment\n    and hdim_v == 128\n")
+    second.write_text("not dropout and mask != '#' or 0\n".replace("mask != '#'", "tile_tag != 'small'"))
+    args = ("--arch", "gfx942", "--rules", "ck", "--variant", "bwd", "--filter-file", first, "--filter-file", second)
+    wanted = [r for r in rows if r["hdim_q"] == r["hdim_v"] == "128" and r["dropout"] == "0" and r["tile_tag"] != "small"]
+    assert 0 < len(wanted) < len(rows)
+    assert int(fmhactl("enumerate", *args, "--count")) == len(wanted)
+    causal = [r for r in wanted if r["mask"] == "top_left"]
+    lines = fmhactl("enumerate", *args, "--filter", "mask == 'causal'").splitlines()
+    assert lines[1:] == [",".join(r.values()) for r in causal]
+    first.write_text("hdim_q == 128 and\nhdim_k == 128\n")
+    said = fmhactl("enumerate", *args, "--count", code=2).splitlines()
+    assert str(first) in said[0] and "no field 'hdim_k'" in said[0]
+    assert said[2].index("^") == said[1].index("hdim_k")
+    assert "No such file" in fmhactl("enumerate", "--arch", "gfx942", "--filter-file", tmp_path / "none", code=5)
+    first.write_text("lse " * 2000)
+    assert "4096 bytes at most" in fmhactl("enumerate", *args, code=2)
+
+
+def test_profiles_and_receipts_by_either_word():
+    count = lambda *a: int(fmhactl("enumerate", "--rules", "ck", "--arch", "gfx942", *a, "--count"))
+    for name, number in (("flash_fwd", 2), ("pytorch", 4), ("fp8_test", 888)):
+        assert count("--variant", "fwd", "--profile", name) == count("--variant", "fwd", "--profile", number)
+        assert count("--variant", "fwd", "--receipt", name) == count("--variant", "fwd", "--receipt", number)
+    assert "the profile has none" in fmhactl("enumerate", "--arch", "gfx942", "--receipt", "all", code=2)
+    assert "there is none; there are 0 (ck_default)" in fmhactl("enumerate", "--arch", "gfx942", "--receipt", "7", code=2)
+    assert "there is none" in fmhactl("enumerate", "--arch", "gfx942", "--profile", "7", code=2)
+
+
+def test_fp32_profiles_have_their_kernels():
+    """AMD's receipt 801 drops fp32; the profile of its name is about nothing else."""
+    count = lambda *a: int(fmhactl("enumerate", "--rules", "ck", "--arch", "gfx942", *a, "--count"))
+    tiles = {h: len(forward_tiles("gfx942", "fp32", h, h, "qr")) for h in (32, 48, 64, 128, 192, 256)}
+    tiles[96] = len(forward_tiles("gfx942", "fp32", 96, 128, "qr"))
+    # Masks, sinks, pads; for all of fp32 also biases, LSE, dropout, and group mode, which needs one of the pads.
+    assert count("--profile", "fp32_min") == count("--profile", 801) == 3 * 2 * 3 * (tiles[48] + tiles[128])
+    assert count("--profile", "fp32_all") == 3 * 2 * (3 + 1) * 3 * 2 * 2 * sum(tiles.values())
+    # The receipts themselves stay as AMD has them.
+    assert count("--variant", "fwd", "--receipt", 801) == count("--variant", "fwd", "--receipt", 0)
+
+
+def test_mx_types_are_named_as_not_supported(tmp_path):
+    spec = {"family": "fwd", "gfx_arch": "gfx950", "data_type": "mxfp8", "pipeline": "qr", "tile": [128, 128, 32, 128, 32, 128]}
+    path = tmp_path / "spec.json"
+    for name in ("mxfp8", "mxfp4"):
+        path.write_text(json.dumps(dict(spec, data_type=name)))
+        assert f"data_type {name}: not supported" in fmhactl("validate", path, code=1)
+        config = tmp_path / "sweep.json"
+        config.write_text(json.dumps({"variant": "fwd", "trait_config": {"data_type": {"values": [name]}}}))
+        assert fmhactl("enumerate", "--arch", "gfx950", "--config", config, "--count") == "0\n"
+        for words in (("run", "forward", f"-prec={name}"), ("plan", "--arch", "gfx950", "--dtype", name)):
+            assert f"'{name}': not supported" in fmhactl(*words, code=2)
+
+
+# ---- kernel sets -----------------------------------------------------------------------------------
+
+
+def write_set(path, *kernels, **more):
+    path.write_text(json.dumps({"set": path.stem, "kernels": list(kernels), **more}))
+    return path
+
+
+def test_kernel_sets(tmp_path):
+    """What a set declares is what a filter finds in the lists, and nothing where it cannot be."""
+    kernel = {"family": "fwd", "data_type": ["fp16", "bf16"], "hdim": 128, "mask": ["no_mask", "causal"],
+              "pipeline": "qr_async", "tile": [128, 128, 32], "gfx_arch": "gfx942"}
+    path = write_set(tmp_path / "prefill.json", kernel)
+    lines = fmhactl("enumerate", "--set", path).splitlines()
+    assert lines[0] == HEADER
+    rows = enumerate_rows("--arch", "gfx942", "--variant", "fwd", "--filter",
+                          "data_type in ('fp16', 'bf16') and hdim_q == 128 and mask in ('no', 'top_left') and bias == 'no' "
+                          "and tile_k0 == 32 and warp_m0 == 32 and pad_s and mode == 'batch' and not "
+                          "(lse or dropout or logits or sink or skip_min_seqlen_q) and pad_sk")
+    rows = [r for r in rows if r["hdim_v"] == "128" and r["pipeline"] == "qr_async"]
+    assert sorted(lines[1:]) == sorted(",".join(r.values()) for r in rows) and len(rows) == 4
+    # Another set is added to it; a filter holds for all; an arch picks.
+    other = write_set(tmp_path / "other.json", dict(kernel, gfx_arch="*", data_type="bf16", mask="no"))
+    assert fmhactl("enumerate", "--set", path, "--set", other, "--count") == "6\n"
+    assert fmhactl("enumerate", "--set", path, "--set", other, "--count", "--arch", "gfx950") == "1\n"
+    assert fmhactl("enumerate", "--set", path, "--set", other, "--count", "--filter", "mask == 'causal'") == "2\n"
+    assert fmhactl("enumerate", "--set", path, "--count", "--profile", "flash_bwd") == "0\n"
+    # Their names are names.
+    names = fmhactl("enumerate", "--set", path, "--set", other, "--format", "names")
+    assert fmhactl("validate", "-", text=names) == ""
+    # Of this build's own kernels: those that build would compile.
+    own = write_set(tmp_path / "own.json", {"family": "fwd", "data_type": "bf16", "hdim": 128}, rules="gpu")
+    assert int(fmhactl("enumerate", "--set", own, "--arch", "sm_90a", "--count")) > 1
+    table = fmhactl("enumerate", "--set", own, "--arch", "sm_90a")
+    assert table.splitlines()[0] == fmhactl("enumerate", "--arch", "sm_90a", "--variant", "fwd").splitlines()[0]
+    assert {line.count(",") for line in table.splitlines()} == {table.splitlines()[0].count(",")}
+    # AMD's have fewer columns: not in one table.
+    both = ("--set", path, "--set", own, "--arch", "gfx942")
+    assert "have not the same columns" in fmhactl("enumerate", *both, code=2)
+    assert len(json.loads(fmhactl("enumerate", *both, "--format", "json"))) == int(fmhactl("enumerate", *both, "--count")) > 4
+    built = fmhactl("build", "--arch", "sm_90a", "--list", "--set", own).split()
+    assert len(built) > 2 and all("fwd_bf16" in name and "h128x128" in name for name in built if "prepare" not in name)
+    # Of the set what a filter's file, and another, let through.
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("tile_m0 == 128  # many rows\n")
+    second.write_text("pipeline == 'gpu_wgmma'\n")
+    words = ("--arch", "sm_90a", "--set", own, "--filter-file", first)
+    wide = fmhactl("build", *words, "--list").split()
+    narrow = fmhactl("build", *words, "--list", "--filter-file", second).split()
+    assert set(narrow) < set(wide) < set(built)
+    first.write_text("tile_q > 1\n")
+    said = fmhactl("build", *words, "--list", code=2)
+    assert f"{first}: " in said and "no field 'tile_q'" in said
+
+
+@pytest.mark.parametrize("change,reason", [
+    ({"tile": [128, 64, 32]}, "/kernels/0: tile 128x64x32: pipeline qr_async has no such tile"),
+    ({"hdim": 36}, "hdim_q 36: not a multiple of 8"),
+    ({"tiles": 1}, "/kernels/0/tiles: there is no field 'tiles'"),
+    ({"mask": "casual"}, "/kernels/0/mask: 'casual' is not a mask"),
+])
+def test_kernel_sets_explain_mistakes(tmp_path, change, reason):
+    kernel = {"family": "fwd", "data_type": "bf16", "hdim": 128, "pipeline": "qr_async", "tile": [128, 128, 32]}
+    path = write_set(tmp_path / "set.json", dict(kernel, **change))
+    assert reason in fmhactl("enumerate", "--set", path, "--arch", "gfx942", code=2)
+    assert "gfx_arch is missing" in fmhactl("enumerate", "--set", write_set(path, kernel), code=2)
+    assert "a kernel set says all" in fmhactl("enumerate", "--set", path, "--variant", "fwd", code=2)
+
+
 def test_filter_fault_has_a_caret():
     said = fmhactl("enumerate", "--arch", "gfx950", "--filter", "lse and pipline == 'qr'", code=2)
     lines = said.splitlines()
@@ -411,7 +538,7 @@ def test_the_default_is_what_this_build_runs():
     (("--arch", "gfx9999"), "there is none"),
     (("--arch", "gfx942", "--variant", "fwd", "--config", "fwd"), "exclude each other"),
     (("--arch", "gfx942", "--variant", "nonesuch"), "none of that name"),
-    (("--arch", "gfx942", "--receipt", "x"), "not a whole number"),
+    (("--arch", "gfx942", "--receipt", "x"), "--receipt x: there is none; there are"),
     (("--arch", "gfx942", "--mode", "fast"), "--mode fast"),
     (("--arch", "gfx942", "--format", "xml"), "--format xml"),
     (("--arch", "gfx942", "--hdims", "64y64"), "--hdims"),
@@ -420,6 +547,61 @@ def test_the_default_is_what_this_build_runs():
 ])
 def test_usage_errors(args, reason):
     assert reason in fmhactl("enumerate", *args, code=2)
+
+
+@pytest.mark.parametrize("rules,arch,packed,deterministic,splits,head,zero", [
+    # AMD's: one buffer for atomic adds; one a tile of keys; as many as workgroups meet a head, which are as many here.
+    ("ck", "gfx942", False, False, 1, 16, True), ("ck", "gfx942", True, False, 1, 64, True),
+    ("ck", "gfx942", True, True, None, 64, False), ("ck", "gfx942", False, True, None, 16, True),
+    # Ours: a second pass; tiles that are added to in order; one buffer that is written in full.
+    ("gpu", "gfx942", False, False, 0, 0, False), ("gpu", "gfx942", True, True, 0, 0, False),
+    ("gpu", "sm_90a", True, True, 1, 64, True), ("cpu", "x86_64_v4", False, True, 1, 16, False), ("cpu", "x86_64_v4", True, True, 1, 64, False),
+])
+def test_workspaces_of_backward(rules, arch, packed, deterministic, splits, head, zero):
+    """client/docs/backward.md: which kernels need what beside D, which is a float a row and head."""
+    words = ["-b=4", "-h=8", "-s=512", "-d=128", "-prec=bf16", *(["-mode=1"] * packed), *(["--deterministic"] * deterministic)]
+    plan = json.loads(fmhactl("plan", "backward", *words, "--arch", arch, "--rules", rules, "--json"))["plan"]
+    if splits is None:
+        kernel = next(stage["kernel"] for stage in plan["stages"] if stage["kernel"].startswith("bwd_dq_dk_dv"))
+        splits = 512 // int(re.search(r"-t\d+x(\d+)x", kernel).group(1))
+        assert splits >= 4
+    assert (plan["dq_splits"], plan["workspace_head_bytes"], plan["workspace_zero"]) == (splits, head, zero)
+    rows = 4 * 512 * 8
+    assert plan["workspace_bytes"] >= head + 4 * rows + plan["dq_acc_bytes"]
+    if splits == 0:  # nothing but D
+        assert plan["workspace_bytes"] == 4 * rows and plan["dq_acc_bytes"] == 0
+    elif arch != "sm_90a":
+        assert plan["dq_acc_bytes"] == 4 * rows * 128 * splits
+    stages = [stage["family"] for stage in plan["stages"]]
+    assert stages == ["bwd_dot_do_o", "bwd_dq_dk_dv", *(["bwd_convert_dq"] * (splits > 0))]
+
+
+def test_backward_splits_by_keys():
+    """Few rows and many keys: so many sums of dQ, whose size is said to the byte; of packed ones by each one's keys."""
+    few = ["-b=1", "-h=1", "-s=384", "-s_k=32768", "-d=64", "-prec=bf16"]
+    plan = lambda *words: json.loads(fmhactl("plan", "backward", *words, "--json"))["plan"]
+    d, sums = 384 * 4, 384 * 64 * 4
+    for words, splits in ((["--units=8"], 8), (["--units=1"], 1), (["--units=8", "--splits=1"], 1), (["--units=1", "--splits=3"], 3)):
+        got = plan(*few, "--arch", "x86_64_v3", *words)
+        assert (got["dq_splits"], got["dq_acc_bytes"], got["workspace_zero"]) == (splits, splits * sums, False), words
+        assert got["dq_split_keys"] == (0 if splits == 1 else -(-86 // splits) * 384)
+        assert 16 + d + splits * sums <= got["workspace_bytes"] < 16 + d + splits * sums + 256
+    got = plan("-b=1", "-h=8", "-s=256", "-s_k=65536", "-d=128", "--arch", "gfx942", "--deterministic")
+    assert (got["dq_splits"], got["dq_acc_bytes"], got["workspace_zero"]) == (5, 5 * 8 * 256 * 128 * 4, False)
+    stage = got["stages"][1]
+    assert stage["pipeline"] == "gpu_amd" and stage["grid"][0] == 65536 // 128 + 5 * 256 // 128
+    assert "no backward kernel of sm_90a" in fmhactl("plan", "backward", *few, "--splits=3", "--arch", "sm_90a", code=4)
+    # Packed: the plan says the most for any lengths, and what these take, which counts each sequence's own splits.
+    packed = ["-b=3", "-h=2", "-s=64,32,16", "-s_k=4096,300,2000", "-d=64", "-mode=1", "-prec=bf16", "--splits=4"]
+    got = plan(*packed, "--arch", "x86_64_v3")
+    assert (got["dq_splits"], got["dq_split_keys"]) == (4, 6 * 192)
+    assert got["dq_acc_bytes"] == 112 * 4 * 2 * 64 * 4
+    assert got["workspace_bytes"] - got["run_workspace_bytes"] == got["dq_acc_bytes"] - (64 * 4 + 32 * 1 + 16 * 2) * 2 * 64 * 4
+    assert f"; {got['run_workspace_bytes']} for these lengths" in fmhactl("plan", "backward", *packed, "--arch", "x86_64_v3")
+    # What needs no buffer has none: D alone; forward nothing at all.
+    direct = plan("-b=1", "-h=8", "-s=256", "-s_k=65536", "-d=128", "--arch", "gfx942", "--splits=1")
+    assert direct["workspace_bytes"] == 8 * 256 * 4 and len(direct["stages"]) == 2
+    assert json.loads(fmhactl("plan", "forward", "-b=1", "-h=8", "-s=256", "-d=128", "--arch", "gfx942", "--json"))["plan"]["workspace_bytes"] == 0
 
 
 def test_output_that_cannot_be_written():
@@ -443,9 +625,12 @@ def test_validate(tmp_path):
     assert "line 2: error: data_type 'fp17'" in fmhactl("validate", "-", text=broken, code=1)
     # Objects as people write them.
     spec = {"family": "fwd", "gfx_arch": "gfx942", "data_type": "bf16", "pipeline": "qr",
-            "tile": [128, 64, 32, 128, 32, 128], "pads": [1, 1, 1, 1]}
+            "tile": [128, 128, 32, 128, 32, 128], "pads": [1, 1, 1, 1]}
     path = tmp_path / "specs.json"
     path.write_text(json.dumps(spec))
+    assert fmhactl("validate", path) == ""
+    # By other words for the same, as AMD's command lines have them.
+    path.write_text(json.dumps(dict(spec, mask="causal", bias="elementwise", vlayout="row", qscale="no_scale")))
     assert fmhactl("validate", path) == ""
     path.write_text(json.dumps([spec, dict(spec, tile=[1, 2, 3]), dict(spec, tiles=1), dict(spec, gfx_arch="gfx1")]))
     said = fmhactl("validate", path, code=1)

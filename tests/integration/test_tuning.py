@@ -633,7 +633,7 @@ def test_an_import_of_another_environment_is_refused(daemon):
 
 def test_problems_that_cannot_be_measured_say_why(daemon):
     with daemon.device() as device:
-        for sizes, name in [({**SMALL, "hdim_q": 264}, "EINVAL"),
+        for sizes, name in [({**SMALL, "hdim_q": 584}, "EINVAL"),
                             ({**SMALL, "seqlen_q": 1 << 20, "nhead_q": 64, "nhead_k": 64}, "EQUOTA")]:
             with pytest.raises(fmha_wire.WireError) as caught:
                 tune(device, sizes)
@@ -691,7 +691,7 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
     unfitted = name
     rows = [candidate["features"] for candidate in explain()["candidates"] if "features" in candidate]
     file = tmp_path / "models" / f"{arch}.json"
-    file.write_text(fit_model.model_text(arch, names, rows, [nodes]))
+    file.write_text(fit_model.model_text(arch, {}, names, rows, [nodes]))
     name, source = choose()
     assert ("-t64x" in name or "-t32x" in name or "-t16x" in name) and source == "model"
     assert choose(hdim=64)[1] == "formula"  # of which nothing was measured
@@ -699,15 +699,15 @@ def test_a_fitted_model_is_found_and_used(tmp_path):
     same, forward = [[-1, 0, 0, 0, 0.0]], fit_model.kinds_of(names, numpy.array(rows))[0]
     for kind in range(len(fit_model.QUESTIONS) + 1):
         trees = [same] * kind + [nodes] + [same] * (len(fit_model.QUESTIONS) - kind)
-        file.write_text(fit_model.model_text(arch, names, rows, [fit_model.join(names, trees)]))
+        file.write_text(fit_model.model_text(arch, {}, names, rows, [fit_model.join(names, trees)]))
         tile, source = choose()
         assert (tile != unfitted) == (kind == forward) and source == "model"
-    file.write_text(fit_model.model_text(arch, names, rows, [nodes]))
+    file.write_text(fit_model.model_text(arch, {}, names, rows, [nodes]))
     # It knows what is not split, and nothing of what is: no number of splits is compared with the other.
     document = json.loads(fmhactl("plan", "--arch", arch, "-b=8", "-h=32", "-s=16", "-s_k=16384", "-d=128", "--json",
                                   FMHA_SPECS_DIR=str(tmp_path)))
     assert "us unsplit" in document["plan"]["split_why"]
-    file.write_text(fit_model.model_text(arch, names, rows, [nodes]).replace('"flops"', '"flips"'))  # of another build's features
+    file.write_text(fit_model.model_text(arch, {}, names, rows, [nodes]).replace('"flops"', '"flips"'))  # of another build's features
     assert choose()[1] == "formula"
 
 

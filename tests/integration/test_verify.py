@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """fmhactl verify, when it does not come to its end, and when a case takes long."""
+import json
 import os
 import pty
 import re
@@ -149,3 +150,56 @@ def test_long_problems_have_many_tiles(daemon):
     lengths = [int(n) for n in re.findall(r"seqlen (\d+)", done.stdout)]
     assert len(lengths) == 12 and min(lengths) >= 65 and sum(lengths) > 12 * 200
     assert "(packed)" in done.stdout and "with backward" in done.stdout
+
+
+def fmhactl(daemon, *arguments):
+    command = [fmhad.find_program("fmhactl"), *map(str, arguments), "--socket", daemon.socket]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("shape", [
+    "-b=1 -h=2 -h_k=1 -s=20 -d=32 -prec=fp32 -mask=t", "-b=2 -h=2 -s=12 -s_k=17 -d=16 -d_v=40 -prec=fp32 -mask=b:4,2 -logits_soft_cap=3",
+    "-b=2 -h=2 -s=16 -d=32 -prec=fp32 -bias=e -p_drop=0.3", "-b=3 -h=2 -s=15 -d=32 -prec=bf16 -mode=1 -mask=b -bias=a",
+    "-b=1 -h=1 -s=1 -s_k=3 -d=8 -prec=fp32",
+])
+def test_gradients_by_the_loss_itself(daemon, shape):
+    """L2, largest and mean difference from what moving an element does to the loss, of Q, K and V."""
+    done = fmhactl(daemon, "verify", "backward", *shape.split(), "--check-grad", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert [g["tensor"] for g in document["gradients"]] == ["dq", "dk", "dv"]
+    exact = "fp32" in shape
+    assert document["eps"] == (0.01 if exact else 0.0625)
+    for g in document["gradients"]:
+        assert g["ok"] and 1 <= g["elements"] <= 32 and 0 <= g["mean"] <= g["max"] <= g["allowed"]
+        # Of a gradient that is not 0 throughout, as dQ of a single key's row is.
+        assert g["l2"] < (1e-3 if exact else 0.1) or "-s_k=3" in shape
+        assert g["open"] < 0.1 * g["allowed"] or not exact or g["open"] < 1e-4
+
+
+def test_gradients_that_are_wrong_are_told(daemon, tmp_path):
+    """With another O than the forward's, D is wrong, and so are dQ and dK, but not dV."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for name in ("q", "k", "v", "do", "o"):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((1, 16, 2, 32), dtype=np.float32))
+    files = [word for name in ("q", "k", "v", "do") for word in (f"--{name}", tmp_path / f"{name}.npy")]
+    outputs = [word for name in ("dq", "dk", "dv") for word in (f"--{name}", tmp_path / f"{name}.npy")]
+    right = fmhactl(daemon, "run", "forward", *files[:6], "--out", tmp_path / "right.npy", "--lse", tmp_path / "lse.npy")
+    assert right.returncode == 0, right.stderr
+    for o, wrong in (("right", []), ("o", ["dq", "dk"])):
+        given = ["--o", tmp_path / f"{o}.npy", "--lse", tmp_path / "lse.npy"]
+        done = fmhactl(daemon, "verify", "backward", *files, *given, *outputs, "--check-grad", "--eps", "0.005", "--json")
+        assert done.returncode == (FAILED if wrong else 0), done.stdout + done.stderr
+        assert [g["tensor"] for g in json.loads(done.stdout)["gradients"] if not g["ok"]] == wrong
+
+
+@pytest.mark.parametrize("words,reason", [
+    (["--eps", "2"], "1 at most"), (["--eps", "0.0000001"], "f16 has no values that near"), (["--eps", "-1"], "above 0"),
+])
+def test_what_moving_cannot_tell(daemon, words, reason):
+    done = fmhactl(daemon, "verify", "backward", "-b=1", "-h=1", "-s=8", "-d=16", "-prec=fp16", "--check-grad", *words)
+    assert done.returncode != 0 and reason in done.stderr and "field eps" in done.stderr
+    done = fmhactl(daemon, "run", "forward", "-b=1", "-h=1", "-s=8", "-d=16", "--check-grad")
+    assert done.returncode == 2 and "of backward" in done.stderr

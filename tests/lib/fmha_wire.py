@@ -28,6 +28,7 @@ FDS_OUT = {
     "status": 1,
     "open_device": 1,
     "buffer_create": 1,
+    "pool_open": 1,
     "explain": 1,
     "registry_export": 1,
     "code": 1,

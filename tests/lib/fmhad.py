@@ -133,9 +133,20 @@ def become(uid, max_fds=None):
         os.setresuid(uid, uid, uid)
 
 
+def gpu_config(backend, cache="{directory}/cache", **compiling):
+    """With one GPU, for which this tree's kernels are compiled."""
+    return {
+        "devices": [{"backend": backend}],
+        "compile": {
+            "cache": str(cache), "sources": str(ROOT / "kernels/gpu"), "jobs": os.cpu_count() or 1,
+            "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib", **compiling,
+        },
+    }  # fmt: skip
+
+
 class Daemon:
-    """config: the keys of a configuration file but for the socket. uid: to run as. max_fds: its
-    RLIMIT_NOFILE. open_to_all: other users may connect."""
+    """config: the keys of a configuration file but for the socket; "{directory}" in it is the daemon's. uid: to run as.
+    max_fds: its RLIMIT_NOFILE. open_to_all: other users may connect."""
 
     def __init__(self, config=None, env=None, uid=None, max_fds=None, open_to_all=False):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="fmhad-test-"))
@@ -150,16 +161,21 @@ class Daemon:
         config = {"devices": [{"backend": "cpu", "threads": 2}], **(config or {})}
         # What root's daemon remembers is not to outlive its test.
         config["tuning"] = {"state": str(self.directory / "state"), **config.get("tuning", {})}
-        self.config = {"socket": self.socket, **config}
-        (self.directory / "fmhad.json").write_text(json.dumps(self.config))
-        with open(self.log_path, "wb") as log:
+        text = json.dumps({"socket": self.socket, **config}).replace("{directory}", str(self.directory))
+        self.config = json.loads(text)
+        (self.directory / "fmhad.json").write_text(text)
+        self.options = {"env": {**os.environ, **(env or {})}, "preexec_fn": lambda: become(uid, max_fds)}
+        self.start()
+
+    def start(self):
+        """Also once more, after kill()."""
+        with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [find_program("fmhad"), "--config", str(self.directory / "fmhad.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **(env or {})},
-                preexec_fn=lambda: become(uid, max_fds),
+                **self.options,
             )
         self.pid = self.process.pid
         try:
@@ -186,6 +202,11 @@ class Daemon:
 
         if not until(ready):
             raise RuntimeError(f"fmhad is not ready:\n{self.log()}")
+
+    def kill(self):
+        """What it has in its directory stays."""
+        self.process.kill()
+        self.process.wait()
 
     def stop(self, number=signal.SIGTERM):
         """Ends it and removes everything. Returns the exit status."""

@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
 #include <kernels/reference.h>
 
 #define EXPORT __attribute__((visibility("default")))

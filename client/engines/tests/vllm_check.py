@@ -16,10 +16,10 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 BAR = 1e-4
-SCENARIOS = ("plain", "crowded", "compiled")
+SCENARIOS = ("plain", "crowded", "compiled", "workers", "restart")
 
 
-def make_model(folder):
+def make_model(folder, positions=512):
     """Random weights, and words for numbers: nothing is fetched."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -28,7 +28,7 @@ def make_model(folder):
     torch.manual_seed(0)
     words = 160
     config = LlamaConfig(hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
-                         head_dim=32, vocab_size=words, max_position_embeddings=512, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
+                         head_dim=32, vocab_size=words, max_position_embeddings=positions, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
                          pad_token_id=2, tie_word_embeddings=False)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w2"))

@@ -108,6 +108,7 @@ struct fmha_device_info {
 	char state[FMHA_NAME_BYTES];   /* ready, starting, restarting, failed */
 	uint32_t fences;               /* 1: runs can wait for and write counters in its buffers */
 	uint32_t events; /* 1: runs can wait for and record events, see fmha_event_import() */
+	char pci[FMHA_NAME_BYTES]; /* address on the PCI bus, "0000:1b:00.0"; empty: it has none */
 };
 
 /**
@@ -129,7 +130,7 @@ FMHA_API int fmha_connect(const struct fmha_client_options *options,
 /* Disconnects once no device of the client is left. Return: NULL. */
 FMHA_API struct fmha_client *fmha_client_free(struct fmha_client *client);
 
-/* What hello said, copied to @ret_info; no round trip. Return: 0, or FMHA_ECONN in a forked child.
+/* Copies what hello said to @ret_info; no round trip. Return: 0, or FMHA_ECONN in a forked child.
  */
 FMHA_API int fmha_client_info(struct fmha_client *client, struct fmha_client_info *ret_info,
 			      struct fmha_error *err);
@@ -184,7 +185,7 @@ FMHA_API int fmha_device_open(struct fmha_client *client, uint32_t index,
  * device is left. Return: NULL. */
 FMHA_API struct fmha_device *fmha_device_free(struct fmha_device *device);
 
-/* What the daemon said when the device was opened last; no round trip. Return: 0, or FMHA_ECONN. */
+/* Copies what the daemon said when the device was opened last; no round trip. Return: 0, or FMHA_ECONN. */
 FMHA_API int fmha_device_info(struct fmha_device *device, struct fmha_device_info *ret_info,
 			      struct fmha_error *err);
 
@@ -212,13 +213,16 @@ enum fmha_memory_kind {
 	FMHA_MEMORY_FD = 0,         /* a memfd sealed against shrinking, growing and unsealing */
 	FMHA_MEMORY_IPC_HANDLE = 1, /* hipIpcMemHandle_t or CUipcMemHandle bytes */
 	FMHA_MEMORY_VMM_FD = 2,     /* exported VMM allocation or dma-buf */
+	FMHA_MEMORY_FD_OR_HANDLE =
+		3, /* HIP's: a dma-buf and an IPC handle of one allocation; the device takes the
+		    * first where that has been seen to work on its machine */
 };
 
 /* Memory of this process, to be shared with the worker. */
 struct fmha_memory {
 	uint32_t struct_size;
 	uint32_t kind; /* enum fmha_memory_kind */
-	int fd;        /* FMHA_MEMORY_FD, FMHA_MEMORY_VMM_FD: borrowed, duplicated */
+	int fd;        /* all but FMHA_MEMORY_IPC_HANDLE: borrowed, duplicated */
 	uint32_t handle_bytes;
 	uint64_t size;        /* bytes of the extent to share */
 	uint64_t base_offset; /* of the extent in what fd or handle names: an IPC handle names a
@@ -256,9 +260,9 @@ FMHA_API int fmha_memfd_new(uint64_t size, int *ret_fd, struct fmha_error *err);
  * @pointer:     device memory of the CUDA driver or HIP runtime that this process has loaded; the
  *               current context is the one that owns it
  * @size:        bytes from @pointer that are to be shared
- * @ret_memory:  an IPC handle, or for mapped physical memory its descriptor, with the offset of
- *               @pointer in the allocation; when ->fd is not -1 it is given: close() it after the
- *               import
+ * @ret_memory:  an IPC handle, for mapped physical memory its descriptor, or of HIP a dma-buf and the
+ *               handle, with the offset of @pointer in the allocation; when ->fd is not -1 it is
+ *               given: close() it after the import
  *
  * Works for cudaMalloc, hipMalloc and caching allocators on top of them (the whole block is shared,
  * the worker uses this extent only). The memory must stay allocated until the buffer is freed.
@@ -279,6 +283,47 @@ FMHA_API int fmha_memory_from_gpu(const void *pointer, uint64_t size,
  */
 FMHA_API int fmha_buffer_map_gpu(struct fmha_buffer *buffer, void **ret_pointer,
 				 struct fmha_error *err);
+
+/**
+ * fmha_buffer_memory() - what other processes map a buffer by that a GPU's worker allocated
+ * @ret_memory:  FMHA_MEMORY_VMM_FD: ->fd is borrowed, ->size is of the whole allocation, which may be
+ *               larger than the buffer
+ *
+ * The descriptor can be passed to other processes (SCM_RIGHTS), which give it to fmha_view_new() or,
+ * on the same device, to fmha_buffer_import(). Whoever has it can read and write the memory for good.
+ *
+ * Return: 0 or FMHA_EINVAL (another kind of buffer).
+ */
+FMHA_API int fmha_buffer_memory(const struct fmha_buffer *buffer, struct fmha_memory *ret_memory,
+				struct fmha_error *err);
+
+struct fmha_view;
+#define FMHA_VIEW_MAX_PARTS 4096
+
+/**
+ * fmha_view_new() - one range of addresses over memory of several GPUs of this host
+ * @parts:     FMHA_MEMORY_VMM_FD each: whole allocations (base_offset 0), which lie one after the other
+ *             in the range; borrowed
+ * @ret_view:  given
+ *
+ * The runtime's current device reads and writes all of it in kernels of this process; memory of
+ * another GPU over NVLink or PCIe. So a paged cache whose pages lie on several cards is one tensor.
+ * The view keeps the memory, also when whoever made it has gone; who pays for it does not change.
+ *
+ * Return: 0, FMHA_EINVAL (struct_size, a part is of another kind), FMHA_ENOTSUP (no GPU runtime loaded, or the device
+ * cannot reach a part), FMHA_ENOMEM (no addresses), FMHA_EIO (the driver refused).
+ */
+FMHA_API int fmha_view_new(const struct fmha_memory *parts, size_t n_parts,
+			   struct fmha_view **ret_view, struct fmha_error *err);
+
+/* Device pointer to its first byte, valid until the view is freed. */
+FMHA_API void *fmha_view_data(const struct fmha_view *view);
+
+/* Bytes of all parts. */
+FMHA_API uint64_t fmha_view_size(const struct fmha_view *view);
+
+/* Unmaps it; no work that uses it may be in flight. Return: NULL. */
+FMHA_API struct fmha_view *fmha_view_free(struct fmha_view *view);
 
 /* For fmha_tensor.buffer: never 0, never reused by this device handle, the same for all its life.
  */
@@ -632,6 +677,149 @@ struct fmha_tune_result {
 FMHA_API int fmha_tune(struct fmha_device *device, const struct fmha_problem *problem,
 		       const struct fmha_tune_options *options, struct fmha_tune_result *ret_result,
 		       struct fmha_error *err);
+
+/* ---- caches that outlive their users ---- */
+
+struct fmha_pool;
+#define FMHA_POOL_KEY_BYTES   32
+#define FMHA_POOL_SHARE_BYTES 32
+
+struct fmha_pool_options {
+	uint32_t struct_size; /* sizeof(struct fmha_pool_options) */
+	uint32_t n_pages;     /* at most 65,536; 0: the pool is there already, whatever it has */
+	uint64_t page_bytes;  /* a multiple of 4096 */
+	const char *name; /* of this user's pools; letters, digits, '.', '_' and '-'; borrowed */
+	const char *
+		layout; /* what pages hold, in the users' own words: model, layers, heads, type; all
+			       * who open the pool say the same; NULL: not asked; borrowed */
+	const uint8_t
+		*share; /* FMHA_POOL_SHARE_BYTES, what fmha_pool_share() gave another user for this
+			    * one: that one's pool, and name is ""; NULL: one of this user's own; borrowed */
+	uint32_t
+		n_spill; /* pages of a file that a new pool has besides, which outlives the daemon: sealed
+			   * pages are copied to it in the background; 0: none */
+	uint32_t reserved;
+};
+
+struct fmha_pool_info {
+	uint64_t page_bytes;
+	uint32_t n_pages;
+	uint32_t created; /* 1: it was not there before */
+	uint32_t
+		read_only; /* 1: another user's, who lets this one read: it is mapped so, and neither
+			     * leased nor sealed */
+	uint32_t
+		coming; /* of the last fmha_pool_find(): how many keys behind those found are being read
+			     * from the pool's file */
+};
+
+/**
+ * fmha_pool_open() - pages of keys and values in the daemon's keeping, which no process's end takes away
+ * @options:   borrowed
+ * @ret_pool:  given
+ *
+ * The pages lie in memory of the machine, mapped here; their bytes are the users' own affair. A page is
+ * free, leased to one handle that writes it, or sealed under a key and then only read. All processes of
+ * one user that open a name have the same pages; other users have others. The daemon keeps a pool while
+ * somebody has it open, and limits.pool_idle_s longer; a restart of the daemon ends all of them, but
+ * for files: a pool of the same name and extents has what its file holds whole.
+ *
+ * What a handle had leased when its process ends is emptied and free again, not before; what it had
+ * sealed stays. A handle is for one thread at a time.
+ *
+ * Return: 0, FMHA_EINVAL (name, n_pages, page_bytes; layout, n_pages or page_bytes are not those of the
+ * pool that is there), FMHA_ENOENT (n_pages is 0 and there is none, or nothing is shared by @share),
+ * FMHA_ENOTSUP (n_spill, where the daemon has no folder for files), FMHA_EQUOTA, FMHA_ENOMEM, FMHA_EIO, or
+ * any call.
+ */
+FMHA_API int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_options *options,
+			    struct fmha_pool **ret_pool, struct fmha_error *err);
+
+FMHA_API void fmha_pool_get_info(const struct fmha_pool *pool, struct fmha_pool_info *ret_info);
+
+/* Page 0; page i lies i * page_bytes behind it. Readable and writable until the handle is closed; not
+ * there in a forked child. */
+FMHA_API void *fmha_pool_data(const struct fmha_pool *pool);
+
+/**
+ * fmha_pool_buffer() - the pool's pages as a buffer that a device computes on
+ * @ret_buffer:  given; page i lies i * page_bytes behind its beginning. It is freed before the pool is closed
+ *
+ * Return: 0, FMHA_ENOTSUP (the device does not compute in the machine's memory), FMHA_EPERM (the pool is
+ * read-only), or as fmha_buffer_import().
+ */
+FMHA_API int fmha_pool_buffer(struct fmha_pool *pool, struct fmha_device *device,
+			      struct fmha_buffer **ret_buffer, struct fmha_error *err);
+
+/**
+ * fmha_pool_lease() - pages to write
+ * @ret_pages:  numbers, room for @n
+ * @ret_n:      how many there were: free pages, then sealed ones that nobody has pinned, those first that
+ *              were let go longest ago; their contents are whatever they are
+ *
+ * Lease many at once: then a step of generation asks the daemon nothing.
+ *
+ * Return: 0, FMHA_ECONN (the daemon has gone, and with it what was leased and pinned), or any call.
+ */
+FMHA_API int fmha_pool_lease(struct fmha_pool *pool, uint32_t n, uint32_t *ret_pages,
+			     uint32_t *ret_n, struct fmha_error *err);
+
+/**
+ * fmha_pool_seal() - publish pages that are leased here and written for good
+ * @keys:       of what each page holds and depends on, such as a hash of all tokens up to its end;
+ *              whoever knows a key and is of the same user reads the page
+ * @ret_pages:  room for @n: the page itself, now pinned here; or another one that has the key already:
+ *              then the page stays leased
+ *
+ * Return: 0, FMHA_EINVAL (the first page that is not leased here: those before it are sealed), or as
+ * fmha_pool_lease().
+ */
+FMHA_API int fmha_pool_seal(struct fmha_pool *pool, uint32_t n, const uint32_t *pages,
+			    const uint8_t (*keys)[FMHA_POOL_KEY_BYTES], uint32_t *ret_pages,
+			    struct fmha_error *err);
+
+/**
+ * fmha_pool_find() - the pages of a longest prefix
+ * @keys:   in the order of the sequence
+ * @ret_n:  how many of the first keys there are pages for; each is pinned here, once more if it was
+ *
+ * Return: as fmha_pool_lease().
+ */
+FMHA_API int fmha_pool_find(struct fmha_pool *pool, uint32_t n,
+			    const uint8_t (*keys)[FMHA_POOL_KEY_BYTES], uint32_t *ret_pages,
+			    uint32_t *ret_n, struct fmha_error *err);
+
+/* Frees leased pages, takes one pin off pinned ones. Return: 0, FMHA_EINVAL (the first page that is
+ * neither, those before it are given back), or as fmha_pool_lease(). */
+FMHA_API int fmha_pool_give_back(struct fmha_pool *pool, uint32_t n, const uint32_t *pages,
+				 struct fmha_error *err);
+
+/* Gives back all that it has leased and pinned; nothing of this process may use its pages any more.
+ * Takes NULL. Return: NULL. */
+FMHA_API struct fmha_pool *fmha_pool_close(struct fmha_pool *pool);
+
+/* What another user may do with a pool. */
+enum fmha_pool_access { FMHA_POOL_NO_ACCESS, FMHA_POOL_READS, FMHA_POOL_WRITES };
+
+/**
+ * fmha_pool_share() - let another user have a pool open
+ * @name:       of this user's pools
+ * @access:     from now on; what that user has open already is no longer served
+ * @ret_share:  by which that user, and nobody else, opens it; zeros for FMHA_POOL_NO_ACCESS
+ *
+ * Who reads sees all of the pool's memory, for as long as he has it mapped, also when access ends: to end that,
+ * drop the pool. Who writes is trusted as one's own processes are. Pins of both keep pages from being evicted.
+ *
+ * Return: 0, FMHA_ENOENT, FMHA_EINVAL, FMHA_EQUOTA (32 users), or any call.
+ */
+FMHA_API int fmha_pool_share(struct fmha_client *client, const char *name, uint32_t uid,
+			     enum fmha_pool_access access, uint8_t ret_share[FMHA_POOL_SHARE_BYTES],
+			     struct fmha_error *err);
+
+/* Ends a pool that nobody of its user has open; others whom it lets in lose it. Return: 0, FMHA_ENOENT,
+ * FMHA_EBUSY (somebody has it open), or any call. */
+FMHA_API int fmha_pool_drop(struct fmha_client *client, const char *name, struct fmha_error *err);
+
 /* ---- watching ---- */
 
 /**

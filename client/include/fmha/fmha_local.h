@@ -122,7 +122,7 @@ struct fmha_local_tensor {
 	uint32_t reserved;
 };
 
-/* What the plan takes the tensor of @role (enum fmha_tensor_role) to be. Return: 0, FMHA_ENOENT (the problem has none),
+/* Describes the tensor of @role (enum fmha_tensor_role) as the plan takes it. Return: 0, FMHA_ENOENT (the problem has none),
  * FMHA_EINVAL. */
 FMHA_API int fmha_local_plan_tensor(const struct fmha_local_plan *plan, uint32_t role,
 				    struct fmha_local_tensor *ret_tensor, struct fmha_error *err);

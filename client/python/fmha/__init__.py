@@ -9,19 +9,20 @@
 
 fmha.torch, fmha.flash_attn: torch with autograd, and flash-attn's functions.
 """
-from . import _check
+from . import _check, masks, pool
 from ._attention import append_kv, attention, attention_backward, merge_states
+from ._latent import mla_append, mla_decode
 from ._lib import (
     DeadlineError, FmhaError, InvalidError, NotAllowedError, NotSupportedError, OutOfMemoryError, UnreachableError, version,
 )
-from ._service import Client, Device, DeviceInfo, default_client
-from ._start import start, stop
+from ._service import Client, Device, DeviceInfo
+from ._start import default_client, start, stop
 
 __version__ = version()
 __all__ = [
     "Client", "DeadlineError", "Device", "DeviceInfo", "FmhaError", "InvalidError", "NotAllowedError", "NotSupportedError",
     "OutOfMemoryError", "UnreachableError", "append_kv", "attention", "attention_backward", "default_client", "empty",
-    "merge_states", "start", "stop",
+    "masks", "merge_states", "mla_append", "mla_decode", "pool", "start", "stop",
 ]
 
 

@@ -112,8 +112,8 @@ class Seen:
         run.launch()
         return o, lse
 
-    def backward(self, grad, q, k, v, o, lse, own=True):
-        """(dQ, dK, dV). @own: @o and @lse are what forward() made; else any, of its extents and types."""
+    def backward(self, grad, q, k, v, o, lse, own=True, tell=None):
+        """(dQ, dK, dV). @own: @o and @lse are what forward() made; else any, of its extents and types. @tell: gets the _local.Run."""
         grad = readable(grad)
         at = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad.data_ptr(), o.data_ptr(), lse.data_ptr()
         if (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) % ALIGNMENT:
@@ -131,6 +131,8 @@ class Seen:
         tensors[Q], tensors[K], tensors[V], tensors[DO], tensors[O], tensors[LSE] = at
         tensors[DQ], tensors[DK], tensors[DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
         run.launch()
+        if tell is not None:
+            tell(run)
         return dq, dk, dv
 
     def attend(self, at, q, k, v):

@@ -12,12 +12,12 @@ import numpy as np
 
 from ._lib import invalid, lib, not_supported
 
-F32, F16, BF16, E4M3, E5M2, I32, U8 = (
-    lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8,
+F32, F16, BF16, E4M3, E5M2, I32, U8, I64 = (
+    lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8, lib.FMHA_I64,
 )
-ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1}
+ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1, I64: 8}
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
-         I32: "int32", U8: "uint8"}
+         I32: "int32", U8: "uint8", I64: "int64"}
 CODES = {name: code for code, name in NAMES.items()}
 
 
@@ -134,6 +134,22 @@ def int32(array, name: str):
     if array.dtype != torch.int64:
         raise invalid(f"{name} holds {array.dtype}, not integers", f"tensor.{name}")
     return array.to(torch.int32)
+
+
+def int64(array, name: str):
+    """Slots and positions: likewise as int64."""
+    if isinstance(array, (np.ndarray, list, tuple)):
+        found = np.asarray(array)
+        if not np.issubdtype(found.dtype, np.integer) or found.dtype == np.uint64:
+            raise invalid(f"{name} holds {found.dtype}, not integers", f"tensor.{name}")
+        return found.astype(np.int64, copy=False)
+    array = adopt(array, name)
+    if isinstance(array, np.ndarray):
+        return int64(array, name)
+    torch = sys.modules["torch"]
+    if array.dtype not in (torch.int64, torch.int32):
+        raise invalid(f"{name} holds {array.dtype}, not integers", f"tensor.{name}")
+    return array.to(torch.int64)
 
 
 def output_like(array, shape, ragged: bool):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _check, _problem, _run
+from . import _arrays, _check, _problem, _run, masks
 from ._lib import invalid, lib
 from ._service import Device
 
@@ -17,7 +17,7 @@ _ROPE = {"interleaved": lib.FMHA_ROPE_INTERLEAVED, "half": lib.FMHA_ROPE_HALF_RO
 
 # Roles whose arguments have other names.
 _ROLES = {"out": "o", "grad": "do", "cu_seqlens_q": "seqstart_q", "cu_seqlens_k": "seqstart_k", "seqlens_q": "seqlen_q",
-          "seqlens_k": "seqlen_k"}
+          "seqlens_k": "seqlen_k", "kv_cache": "k", "kv_new": "k_new"}
 
 
 def _adopted(device, needed, written, **given) -> dict:
@@ -76,9 +76,10 @@ def attention(
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
     seqlens_q: Any = None, seqlens_k: Any = None, leftpad_k: Any = None, cache_batch_idx: Any = None,
     block_table: Any = None, kv_indptr: Any = None, kv_page_indices: Any = None, kv_last_page_len: Any = None,
-    q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, descale_block_q: int = 0, descale_block_k: int = 0,
+    descale_per_page: bool = False,
     n_splits: int = 0, split_size: int = 0, layout: str = "bshd", out: Any = None, return_lse: bool = False,
-    return_randval: bool = False, device: Device | None = None,
+    return_randval: bool = False, mask: Any = None, device: Device | None = None,
 ) -> Any:
     """O = softmax(scale * Q K^T, soft cap, + bias or ALiBi, mask) V.
 
@@ -86,7 +87,8 @@ def attention(
         q, k, v: [batch, seqlen, heads, hdim] (layout "bshd"), [batch, heads, seqlen, hdim] ("bhsd") or [seqlen, batch,
             heads, hdim] ("sbhd"); with cu_seqlens_q packed, [total rows, heads, hdim]; with block_table or kv_indptr k and
             v are pages, [pages, page size, heads, hdim]. k and v may have fewer heads than q (GQA). Any strides. float32,
-            float16, bfloat16, float8_e4m3fn, float8_e5m2; all of one type.
+            float16, bfloat16, float8_e4m3fn, float8_e5m2; all of one type, but that k and v of fp8 take a q of float16 or
+            bfloat16, too.
         causal: row i sees no column right of its own. window: (left, right) columns that stay visible, -1: all.
         align: the corner that the band is tied to when lengths differ: "bottom_right" (flash-attn) or "top_left" (torch).
         sink_tokens: leading keys visible left of any window.
@@ -102,11 +104,16 @@ def attention(
         seqlens_q, seqlens_k: int32 [batch], how much of each sequence's storage is in use.
         block_table: int32 [batch, columns] (vLLM), or kv_indptr, kv_page_indices, kv_last_page_len (SGLang); max_seqlen_k: the
             longest cache, default: what the table can hold.
-        q_descale, k_descale, v_descale: float32, fp8's scales: one number, [batch, heads] or [batch, heads, blocks].
+        q_descale, k_descale, v_descale: float32, fp8's scales: one number, [batch, heads] or [batch, heads, blocks] of descale_block_q
+            rows and descale_block_k keys (0: of one each, where there are as many). descale_per_page: k_descale and v_descale are
+            [pages, heads] or [pages, heads, blocks of a page].
         n_splits, split_size: of the keys, 0: the planner's choice.
         out: where O goes, [.., hdim of v], of q's type; None: a new array of q's kind.
         return_lse: also the natural log of the denominators, float32 [batch, heads, rows], packed [heads, total rows].
         return_randval: also dropout's bytes, uint8 [batch, heads, rows, keys].
+        mask: one of fmha.masks, for what no band says: documents, prefixes, chunks, trees, neighbourhoods; or its data, int32 endpoints
+            [heads or 1, n, rows of all sequences] as cuDNN's flex_attention has them, or uint8 bits [batch or 1, heads or 1, rows,
+            ceil(keys / 8)]. It is under the band, not in its place.
         device: of the service; None: arrays on a GPU are computed there on their library's current stream (nothing is copied,
             nothing waits), others by the daemon's CPU device. numpy arrays are copied into shared memory and back, 0.1 to
             0.2 ms a MiB, unless they come from fmha.empty().
@@ -118,7 +125,8 @@ def attention(
         InvalidError: shapes, types or options that do not fit; `field` names what.
         NotSupportedError, UnreachableError, ...: see FmhaError.
     """
-    _check.words(seed=seed, offset=offset, return_lse=return_lse, return_randval=return_randval)
+    _check.words(seed=seed, offset=offset, return_lse=return_lse, return_randval=return_randval, descale_block_q=descale_block_q,
+                 descale_block_k=descale_block_k, descale_per_page=descale_per_page)
     kept = _adopted(device, ("q", "k", "v"), ("out",), q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
                     q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, out=out, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, seqlens_q=seqlens_q, seqlens_k=seqlens_k, leftpad_k=leftpad_k,
@@ -131,6 +139,9 @@ def attention(
         raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
     options = _options("forward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        n_splits=n_splits, split_size=split_size)
+    if descale_block_q or descale_block_k or descale_per_page:
+        options = options._replace(descale_block_q=descale_block_q, descale_block_k=descale_block_k, descale_per_page=bool(descale_per_page))
+    _add_mask(kept, mask, layout)
     if "o" not in kept:
         kept["o"] = _arrays.output_like(kept["q"], (*kept["q"].shape[:-1], kept["v"].shape[-1]), _is_ragged(kept, "q"))
     if return_lse or return_randval:
@@ -140,6 +151,16 @@ def attention(
     if return_lse or return_randval:
         return tuple(kept[n] for n in ("o", "lse", "randval") if n in kept)
     return kept["o"]
+
+
+def _add_mask(kept, mask, layout) -> None:
+    """The data of @mask joins @kept, before outputs do."""
+    if mask is None:
+        return
+    lead, _, rows = (1, *_problem.row_extents(kept["q"].shape, layout, True)) if "seqstart_q" in kept else _problem.row_extents(
+        kept["q"].shape, layout, False)
+    role, data = masks.data_of(mask, kept["q"], rows, lead)
+    kept |= _run.adopted({role: _check.array(data, role, True)})
 
 
 def _is_ragged(kept, axis: str) -> bool:
@@ -167,7 +188,7 @@ def attention_backward(
     dropout_p: float = 0.0, seed: int | None = None, offset: int = 0, randval: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
     seqlens_q: Any = None, seqlens_k: Any = None, deterministic: bool = False, want_dbias: bool = False,
-    layout: str = "bshd", dq: Any = None, dk: Any = None, dv: Any = None, device: Device | None = None,
+    layout: str = "bshd", dq: Any = None, dk: Any = None, dv: Any = None, mask: Any = None, device: Device | None = None,
 ) -> tuple:
     """Gradients of attention().
 
@@ -191,6 +212,7 @@ def attention_backward(
     longest_q, longest_k = _longest(kept, "q", max_seqlen_q), _longest(kept, "k", max_seqlen_k)
     options = _options("backward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
                        deterministic)
+    _add_mask(kept, mask, layout)
     made = {"dq": "q", "dk": "k", "dv": "v"}
     if want_dbias:
         if bias is None:
@@ -208,37 +230,55 @@ def attention_backward(
 
 
 def append_kv(
-    k: Any, v: Any, k_new: Any, v_new: Any, *, seqlens_k: Any, q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
-    rotary: str = "half", causal: bool = False, block_table: Any = None, cache_batch_idx: Any = None, layout: str = "bshd",
-    device: Device | None = None,
+    k: Any, v: Any, k_new: Any, v_new: Any, *, seqlens_k: Any = None, q: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+    rotary: str = "half", causal: bool = False, block_table: Any = None, cache_batch_idx: Any = None, slot_mapping: Any = None,
+    positions: Any = None, k_descale: Any = None, v_descale: Any = None, descale_block_k: int = 0, descale_per_page: bool = False,
+    find_descales: bool = False, layout: str = "bshd", device: Device | None = None,
 ) -> Any:
-    """Writes k_new and v_new, [batch, new rows, heads, hdim], into the cache k, v behind seqlens_k rows, in place.
+    """Writes k_new and v_new, [batch, new rows, heads, hdim], into the cache k, v behind seqlens_k rows, in place; or, by
+    slot_mapping, into the pages k, v, [pages, page size, heads, hdim].
 
     Args:
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]: k_new is rotated by its position on the way; rotary: "half"
             (GPT-NeoX, Llama) or "interleaved" (GPT-J).
         q: rotated too, into a new array, which is returned.
+        slot_mapping: int64 [batch, new rows], or [tokens] with k_new, v_new and q as [tokens, heads, hdim]: page * page size + slot of
+            each row, -1: nowhere. No lengths, no table; positions, int64 of the same shape, say by what rows turn.
+        k_descale, v_descale: of a cache of fp8 whose new rows are float16 or bfloat16: what these are divided by, as attention()
+            reads them. find_descales: they are [pages, heads, page size], and the operation finds and writes those of its slots.
     """
     if not isinstance(rotary, str) or rotary not in _ROPE:
         raise invalid(f"rotary is {rotary!r}: half or interleaved", "rope")
-    _check.words(causal=causal, layout=layout)
-    kept = _adopted(device, ("k", "v", "k_new", "v_new", "seqlens_k"), ("k", "v"), q=q, k=k, v=v, k_new=k_new, v_new=v_new,
-                    rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlens_k=seqlens_k, block_table=block_table,
-                    cache_batch_idx=cache_batch_idx)
+    _check.words(causal=causal, layout=layout, descale_block_k=descale_block_k, descale_per_page=descale_per_page, find_descales=find_descales)
+    if seqlens_k is None and slot_mapping is None:
+        raise invalid("seqlens_k is None: lengths or a slot_mapping are needed", "tensor.seqlen_k_per_batch")
+    written = ("k", "v", "k_descale", "v_descale") if find_descales else ("k", "v")
+    kept = _adopted(device, ("k", "v", "k_new", "v_new"), written, q=q, k=k, v=v, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos,
+                    rotary_sin=rotary_sin, seqlens_k=seqlens_k, block_table=block_table, cache_batch_idx=cache_batch_idx,
+                    slot_mapping=slot_mapping, positions=positions, k_descale=k_descale, v_descale=v_descale)
     if (rotary_cos is None) != (rotary_sin is None):
         raise invalid("rotary_cos and rotary_sin come together", "tensor.rotary_cos")
     for name in ("rotary_cos", "rotary_sin"):
         if rotary_cos is not None and len(kept[name].shape) != 2:
             raise invalid(f"{name} is {tuple(kept[name].shape)}: [positions, rotary_dim / 2]", f"tensor.{name}")
+    tokens = slot_mapping is not None and len(kept["slot_mapping"].shape) == 1
+    for name in ("k_new", "v_new", "q") if tokens else ():
+        if name in kept:
+            if len(kept[name].shape) != 3 or layout != "bshd":
+                raise invalid(f"{name} is {tuple(kept[name].shape)}: [tokens, heads, hdim] with slots of tokens", f"tensor.{name}")
+            kept[name] = kept[name][None]
     turning = rotary_cos is not None
     mask, band = _problem.masking(causal, (-1, -1), "bottom_right")
     paged = _table_keys(kept) if block_table is not None else 0
     options = _problem.Options(op="append", layout=layout, mask=mask, window=band, rope=_ROPE[rotary] if turning else 0,
-                               rotary_dim=2 * kept["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged)
+                               rotary_dim=2 * kept["rotary_cos"].shape[1] if turning else 0, max_seqlen_k=paged,
+                               descale_block_k=1 if find_descales else descale_block_k,
+                               descale_per_page=bool(descale_per_page or find_descales), descale_computed=bool(find_descales))
     if q is not None:
         kept["q_rotated"] = _arrays.empty_like(kept["q"], kept["q"].shape)
     _run.execute(kept, options, device=device)
-    return kept.get("q_rotated")
+    turned = kept.get("q_rotated")
+    return turned[0] if tokens and turned is not None else turned
 
 
 _LOG2_E = 1.4426950408889634

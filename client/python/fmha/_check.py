@@ -40,6 +40,8 @@ def probability(value, name: str) -> None:
 
 
 def _is_whole(value) -> bool:
+    if type(value) is int:  # nearly always, and what follows costs a microsecond
+        return True
     try:
         operator.index(value)
     except TypeError:
@@ -98,11 +100,12 @@ def is_a(value, kind: type, name: str, how: str) -> None:
 WORDS = {
     "causal": flag, "is_causal": flag, "enable_gqa": flag, "deterministic": flag, "return_lse": flag, "return_randval": flag,
     "return_attn_probs": flag, "return_softmax_lse": flag, "want_dbias": flag, "rotary_interleaved": flag,
+    "descale_per_page": flag, "find_descales": flag, "descale_block_q": count, "descale_block_k": count,
     "window": window, "window_size": window, "align": align, "layout": layout,
     "scale": number_or_none, "softmax_scale": number_or_none, "softcap": number, "dropout_p": probability,
     "sink_tokens": count, "n_splits": count, "num_splits": count, "split_size": count,
     "max_seqlen_q": count_or_none, "max_seqlen_k": count_or_none, "max_seqlen": count, "batch": count, "seqlen": count,
-    "seed": whole_or_none, "offset": whole,
+    "seed": whole_or_none, "offset": whole, "slots": flag, "hdim_v": count,
 }
 
 
@@ -135,12 +138,12 @@ def array(value, name: str, integers: bool = False, written: bool = False):
 
 
 def arrays(needed: tuple, written: tuple, **given) -> dict:
-    """Those of @given as array() has them. @needed, @written: the names of those that cannot be None, that are written to."""
+    """Those of @given that are not None, as array() has them. @needed, @written: the names of those that cannot be None, that are written to."""
     for name in needed:
         if given[name] is None:
             raise invalid(f"{name} is None: an array is needed", f"tensor.{name}")
-    return {name: array(value, name, name in INTEGERS, name in written) for name, value in given.items()}
+    return {name: array(value, name, name in INTEGERS, name in written) for name, value in given.items() if value is not None}
 
 
 INTEGERS = frozenset(("cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k", "leftpad_k", "cache_batch_idx", "block_table",
-                      "kv_indptr", "kv_page_indices", "kv_last_page_len"))
+                      "kv_indptr", "kv_page_indices", "kv_last_page_len", "slot_mapping", "positions", "indices"))

@@ -13,7 +13,7 @@ import torch
 
 from . import _problem
 from ._lib import check, ffi, lib, new_error, not_supported
-from ._service import default_client
+from ._start import default_client
 
 KEPT = 4096  # plans; at more than that the oldest half goes
 
@@ -31,7 +31,7 @@ _current_device, _raw_stream, _is_capturing = (
 class Plan:
     """A problem's kernels in this process. Any number of threads may run it."""
 
-    __slots__ = ("handle", "workspace", "captured", "index", "least", "most", "unit")
+    __slots__ = ("handle", "workspace", "flag", "index", "least", "most", "unit")
 
     def __init__(self, views, shape, options, place):
         problem = _problem.new_problem()
@@ -48,9 +48,14 @@ class Plan:
         self.workspace = None
         if info.workspace_bytes:  # one byte, seen as all of it, for torch.empty_like()
             self.workspace = torch.empty(1, dtype=torch.uint8, device=f"cuda:{place[1]}").expand(info.workspace_bytes)
-        self.captured = False
+        self.flag = ffi.new("uint8_t *")
         self.index = place[1]
         self.least, self.most, self.unit = info.seqlen_k_least, info.seqlen_k_most, info.key_stride_unit
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph may have it: until then it can be freed."""
+        return self.flag[0] != 0
 
     def holds(self, keys) -> bool:
         """@keys: struct fmha_local_keys' fields."""
@@ -106,15 +111,15 @@ class Run:
             workspace = torch.empty_like(plan.workspace)
             self.workspace[0] = workspace.data_ptr()
         self.stream[0] = _raw_stream(index)
-        if not plan.captured and _is_capturing():
-            plan.captured = True
+        if _is_capturing():
+            plan.flag[0] = 1
         code = _plan_run(plan.handle, self.c, self.error)
         if code:
             check(code, self.error)
 
 
 def _device(place):
-    """The daemon's device for this GPU. Kernels are chosen by model, so any one of the same name serves."""
+    """The daemon's device for this GPU, or one of the same name: kernels are chosen by model."""
     client = default_client()
     device = client.found.get(place)
     if device is None:  # one round trip, not one a plan
@@ -126,9 +131,17 @@ def _find_device(client, place):
     infos = [d for d in client.devices() if d.backend == place[0]]
     if not infos:
         raise not_supported(f"the daemon at {client.path} serves no {place[0]} device: `fmhactl devices` lists what it has")
-    name = torch.cuda.get_device_name(place[1])
-    same = [d for d in infos if d.name == name]
+    known = torch.cuda.get_device_properties(place[1])
+    at = address_of(known)
+    same = [d for d in infos if at and d.pci == at] or [d for d in infos if d.name == known.name]
     return client.device((same or infos)[0].index)
+
+
+def address_of(properties) -> str:
+    """Of torch's device properties: the address on the PCI bus, or "" where this torch does not tell it."""
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 # Of what depends on the number of keys, nothing but K and V.

@@ -3,8 +3,9 @@
 
 transformers describes a mask by a function of (batch, head, row, key), padding and offsets. A Mask stands for the tensor [batch, 1,
 rows, keys] that its eager attention would add to the scores, but holds only the description: attention() takes bands (causal,
-windows, packed sequences, padding at an end) from there, at no cost in memory. Whoever computes with a Mask (a model's own
-attention, a slice, a mask that is neither a band nor known here) computes with the tensor, which transformers then makes itself.
+windows, packed sequences, padding at an end) from there, at no cost in memory, and on a CPU any other as fmha.masks has it (chunks,
+images, holes in the padding). Whoever computes with a Mask (a model's own attention, a slice) computes with the tensor, which
+transformers then makes itself.
 """
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
+
+from . import masks
 
 
 class Band(NamedTuple):
@@ -125,7 +128,7 @@ class _Kept:
 
     said: dict  # for transformers' eager_mask()
     shape: tuple  # [batch, 1, rows, keys]
-    band: Band
+    band: Band | None  # None: the function is another one
     offset: int  # row 0 is at key @offset
     padding: Tensor | None  # [batch, keys], True: in use
     dense: Tensor | None = None
@@ -171,16 +174,17 @@ class Mask(Tensor):
             kept.dense = made.expand(self.shape).contiguous()  # somebody may write to it
         return kept.dense
 
-    def form(self) -> Whole | Packed | None:
+    def form(self) -> Whole | Packed | masks.IntervalMask | masks.BitMask | None:
         """None: only the tensor says it."""
         kept = self.kept
         if kept.is_shown:
             return None
         if kept.form is None:
-            kept.form = (self._find_form(),)
+            band = self._find_band() if kept.band is not None else None
+            kept.form = (_as_data(kept) if band is None and self.device.type == "cpu" else band,)
         return kept.form[0]
 
-    def _find_form(self):
+    def _find_band(self):
         batch, _, rows, keys = self.shape
         kept, (left, right, segments, remapped) = self.kept, self.kept.band
         words = -1 if left is None else left, -1 if right is None else right
@@ -198,6 +202,26 @@ class Mask(Tensor):
         if everything or (rows == 1 and right == 0 and (left is None or left >= used - 1)):
             return _keys_alone(padding, rows, keys)
         return _runs(padding, rows, keys, used - rows, words) if right == 0 else None
+
+
+def _as_data(kept):
+    """What transformers would make, some rows at a time, as intervals or bits."""
+    batch, _, rows, keys = kept.shape
+    step = max(masks._SLICE // max(batch * keys, 1), 1)
+
+    def parts():
+        for first in range(0, rows, step):
+            end, said = min(first + step, rows), dict(kept.said)
+            if "cache_position" in said:
+                said["cache_position"] = said["cache_position"][first:end]
+            else:
+                said |= {"q_length": end - first, "q_offset": said["q_offset"] + first}
+            seen = (masking_utils.eager_mask(**said) == 0).expand(batch, 1, end - first, keys).numpy()
+            for b in range(batch):
+                yield b, 0, first, seen[b, 0]
+
+    with torch.no_grad():
+        return masks._of_slices(parts(), (batch, 1, rows, keys), None)
 
 
 def _sums(lengths):
@@ -257,7 +281,7 @@ def mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mas
     if graph:
         return masking_utils.eager_mask(**said)
     band = band_of(mask_function)
-    if band is None:
+    if band is None and torch.device(device).type != "cpu":  # GPUs' own loops take a bias, and no such data yet
         return masking_utils.eager_mask(**said)
     if old:
         rows, q_offset = len(cache_position), int(cache_position[0])

@@ -36,11 +36,20 @@ class Options(NamedTuple):
     split_size: int = 0
     max_seqlen_q: int = 0  # packed sequences
     max_seqlen_k: int = 0  # packed sequences and paged caches
+    min_seqlen_q: int = 0  # packed sequences with fewer rows are left alone
     rope: int = 0  # FMHA_ROPE_*
     rotary_dim: int = 0
     n_parts: int = 0  # merge
     dropout_row: int = 0  # where a part of a longer sequence begins there
     dropout_column: int = 0
+    descale_block_q: int = 0  # 0: one, or one a row where there are as many
+    descale_block_k: int = 0
+    descale_per_page: bool = False
+    descale_computed: bool = False
+    v_in_k: bool = False  # there is no v: it is the first `values` elements of k
+    values: int = 0
+    kv_layout: int = 0  # FMHA_KV_*
+    in_slots: bool = False  # indices are slots of pages
 
 
 class Shape(NamedTuple):
@@ -107,12 +116,16 @@ def shape_of(views: dict, options: Options) -> Shape:
     if options.layout not in LAYOUTS:
         raise invalid(f"layout is {options.layout!r}: one of {', '.join(LAYOUTS)}", "layout")
     group = "seqstart_q" in views
-    paged = "block_table" in views or "kv_indptr" in views
+    paged = "block_table" in views or "kv_indptr" in views or options.in_slots
     (batch, rows_q, heads_q, hdim_q), _ = dense(views["q"], options.layout, group, "q")
     if group:
         batch = max(views["seqstart_q"].shape[0] - 1, 0)
     if paged:
-        heads_k, hdim_v, rows_k = _paged(views["k"], "k")[2], _paged(views["v"], "v")[3], options.max_seqlen_k
+        hdim_v = options.values if options.v_in_k else _paged(views["v"], "v")[3]
+        heads_k, rows_k = _paged(views["k"], "k")[2], options.max_seqlen_k
+    elif options.v_in_k:
+        keys, _ = dense(views["k"], options.layout, group, "k")
+        (_, rows_k, heads_k, _), hdim_v = keys, options.values
     else:
         keys, _ = dense(views["k"], options.layout, group, "k")
         values, _ = dense(views["v"], options.layout, group, "v")
@@ -128,7 +141,10 @@ def shape_of(views: dict, options: Options) -> Shape:
 
 def _append_shape(views, options):
     (batch, _, heads_k, hdim), _ = dense(views["k_new"], options.layout, False, "k_new")
-    hdim_v = dense(views["v_new"], options.layout, False, "v_new")[0][3]
+    hdim_v = options.values if options.v_in_k else dense(views["v_new"], options.layout, False, "v_new")[0][3]
+    if "slot_mapping" in views:  # nothing else says how long sequences are
+        rows_q, heads_q = dense(views["q"], options.layout, False, "q")[0][1:3] if "q" in views else (1, heads_k)
+        return Shape(batch, rows_q, 0, heads_q, heads_k, hdim, hdim_v, False)
     rows_k = options.max_seqlen_k or dense(views["k"], options.layout, False, "k")[0][1]
     rows_q, heads_q = dense(views["q"], options.layout, False, "q")[0][1:3] if "q" in views else (1, heads_k)
     return Shape(batch, rows_q, rows_k, heads_q, heads_k, hdim, hdim_v, False)
@@ -165,16 +181,20 @@ def fill(p, views: dict, shape: Shape, options: Options) -> None:
     for name in _FIELDS:
         setattr(p, name, getattr(options, name))
     _fill_cache(p, views, shape, options)
+    if "mask_intervals" in views:
+        p.mask_endpoints = views["mask_intervals"].shape[-2]
+    if "indices" in views:
+        p.topk = views["indices"].shape[-1]
     for name, view in views.items():
         _fill_tensor(p, name, view, views, shape, options)
 
 
 def _fill_cache(p, views, shape, options):
-    if "block_table" in views or "kv_indptr" in views:
+    if _in_pages(views, options):
         p.n_pages, p.page_size = views["k"].shape[:2]
         if "block_table" in views:
             p.max_blocks = views["block_table"].shape[1]
-        else:
+        elif "kv_indptr" in views:
             p.n_page_indices = views["kv_page_indices"].shape[0]
     elif "cache_batch_idx" in views:
         p.cache_batch = dense(views["k"], options.layout, shape.group, "k")[0][0]
@@ -182,6 +202,19 @@ def _fill_cache(p, views, shape, options):
         p.seqlen_new = dense(views["k_new"], options.layout, shape.group, "k_new")[0][1]
     if "rotary_cos" in views:
         p.rotary_max_pos = views["rotary_cos"].shape[0]
+    for name, length in (("q", shape.rows_q), ("k", p.page_size if options.descale_per_page else shape.rows_k)):
+        block = f"descale_block_{name}"
+        if getattr(options, block) == 0 and any(_is_for_each(views.get(n + "_descale"), length) for n in (name, "v")[: 1 + (name == "k")]):
+            setattr(p, block, 1)
+
+
+def _is_for_each(factors, length) -> bool:
+    """Are there as many blocks of factors as rows or keys?"""
+    return factors is not None and len(factors.shape) == 3 and factors.shape[2] == length > 1
+
+
+def _in_pages(views, options) -> bool:
+    return options.in_slots or not views.keys().isdisjoint(("block_table", "kv_indptr", "slot_mapping"))
 
 
 # Their dimensions are in the caller's layout.
@@ -193,7 +226,9 @@ def _fill_tensor(p, name, view, views, shape, options):
     """Type, extents and strides: libfmha_client says which extents do not fit, and what broadcasts."""
     tensor = p.tensor[ROLES[name]]
     tensor.dtype = view.dtype
-    paged = name in _CACHE and ("block_table" in views or "kv_indptr" in views)
+    paged = name in _CACHE and _in_pages(views, options)
+    if name == "k" and options.kv_layout == lib.FMHA_KV_LATENT_FP8:
+        tensor.dtype = _arrays.E4M3
     extents, strides = view.shape or (1,), view.strides or (0,)
     if name in _DENSE and not paged:
         extents, strides = dense(view, options.layout, shape.group and name not in ("k_new", "v_new"), name)

@@ -13,7 +13,8 @@ import numpy as np
 
 from . import _arrays, _problem
 from ._lib import check, ffi, heed_signals, invalid, lib, new_error
-from ._service import Device, default_client
+from ._service import Device
+from ._start import default_client
 
 KEPT = 4096  # problems a thread keeps
 ALL = 1 << 30  # arrays
@@ -118,8 +119,9 @@ def seed_of(seed) -> int:
     return secrets.randbits(63) if seed is None else int(seed) & (2**64 - 1)
 
 
+_LONG = frozenset(("slot_mapping", "positions"))
 _INTEGERS = frozenset(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k", "leftpad_k", "cache_batch_idx", "block_table", "kv_indptr",
-                       "kv_page_indices", "kv_last_page_len"))
+                       "kv_page_indices", "kv_last_page_len", "mask_intervals", "indices"))
 
 
 def adopted(arrays: dict, written: tuple = ()) -> dict:
@@ -129,13 +131,13 @@ def adopted(arrays: dict, written: tuple = ()) -> dict:
         _arrays.check_writable(arrays.get(name), name)
     for name, array in arrays.items():
         if array is not None:
-            kept[name] = _arrays.int32(array, name) if name in _INTEGERS else _arrays.adopt(array, name)
+            kept[name] = (_arrays.int32 if name in _INTEGERS else _arrays.int64 if name in _LONG else _arrays.adopt)(array, name)
             check_rank(name, kept[name].shape)
     return kept
 
 
 # Of arrays whose axes say the problem's sizes; libfmha_client holds the others against those.
-_RANKS = dict.fromkeys(("q", "k", "v"), (3, 4)) | dict.fromkeys(("k_new", "v_new"), (4,)) | dict.fromkeys(
+_RANKS = dict.fromkeys(("q", "k", "v", "k_new", "v_new"), (3, 4)) | dict.fromkeys(("mask_intervals", "mask_bits"), (2, 3, 4)) | dict.fromkeys(
     ("block_table", "rotary_cos", "rotary_sin"), (2,)) | dict.fromkeys(("seqstart_q", "seqstart_k", "kv_indptr", "kv_page_indices"), (1,))
 
 

@@ -23,11 +23,12 @@ class DeviceInfo(NamedTuple):
     state: str
     compute_units: int
     memory_bytes: int
+    pci: str = ""  # address on the PCI bus, "0000:1b:00.0"
 
 
 def _device_info(info) -> DeviceInfo:
     return DeviceInfo(info.device, text(info.name), text(info.arch), text(info.backend), text(info.state),
-                      info.compute_units, info.memory_bytes)
+                      info.compute_units, info.memory_bytes, text(info.pci))
 
 
 class _OfThisProcess:
@@ -232,37 +233,3 @@ class _Extents:
             start = self._starts[i]
             extent, number = self._found[start]
         return (number, pointer - start) if pointer + size <= start + extent else None
-
-
-_default: Client | None = None
-_default_lock = threading.Lock()
-
-
-def default_client() -> Client:
-    """The process's own connection, made at the first call; a forked child makes its own."""
-    global _default
-    if _default is None:
-        with _default_lock:
-            if _default is None:
-                from . import _start
-
-                _default = _start.connect()
-    return _default
-
-
-def forget_default() -> None:
-    """The next call connects again."""
-    global _default
-    _default = None
-
-
-_inherited: list = []  # a child must not free what is its parent's while threads of it are gone
-
-
-def _in_child():
-    global _default, _default_lock
-    _inherited.append(_default)
-    _default, _default_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)

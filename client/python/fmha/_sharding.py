@@ -24,7 +24,7 @@ class _Split:
         """Of the tensor by that name; None where there is none."""
         if tensor is None:
             return None
-        if name == "bias":  # [.., rows, keys], fewer axes and extents of 1 broadcast
+        if name in ("bias", "mask_intervals", "mask_bits"):  # [batch, heads, .., ..], fewer axes and extents of 1 broadcast
             axis = tensor.ndim - (4 if self.of_batch else 3)
             return Shard(axis) if axis >= 0 and tensor.shape[axis] > 1 else Replicate()
         if name == "alibi_slopes":  # [heads] or [batch, heads]
@@ -52,16 +52,16 @@ def _splits(q, k, seqstart_q, seqlen_q, seqlen_k, layout, dropout_p):
         yield _Split(False, heads, 0 if packed else 1, packed)
 
 
-_NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k")
+_NAMES = ("bias", "alibi_slopes", "sink", "seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k", "mask_intervals", "mask_bits")
 
 
 def _whole(tensor):
     return None if tensor is None else Replicate()
 
 
-def _forward(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state, layout, mask, left, right, scale, softcap,
-             dropout_p, *words):
-    extras = (bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k)
+def _forward(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits, state, layout, mask, left,
+             right, scale, softcap, dropout_p, *words):
+    extras = (bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits)
     rest = [None] * (7 + len(words))
     found = [([Replicate(), Replicate()], [Replicate()] * 3 + [_whole(t) for t in (*extras, state)] + rest)]
     for split in _splits(q, k, seqstart_q, seqlen_q, seqlen_k, layout, dropout_p):
@@ -70,9 +70,9 @@ def _forward(q, k, v, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q
     return found
 
 
-def _backward(grad, dlse, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, state, want_dbias, layout,
-              mask, left, right, scale, softcap, dropout_p, *words):
-    extras = (bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k)
+def _backward(grad, dlse, q, k, v, o, lse, bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits,
+              state, want_dbias, layout, mask, left, right, scale, softcap, dropout_p, *words):
+    extras = (bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits)
     rest = [None] * (8 + len(words))
     whole = [_whole(t) for t in (grad, dlse, q, k, v, o, lse, *extras, state)]
     found = [([Replicate()] * 5, whole + rest)]

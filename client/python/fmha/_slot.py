@@ -16,12 +16,12 @@ import warnings
 
 import torch
 
-from . import _again, _arrays, _problem, _run
-from . import torch as ft
+from . import _again, _arrays, _problem, _run, _slot_native
 from ._lib import invalid, not_supported
+from .torch import _functions as ft
 
 NAME = "fmha"
-served = collections.Counter()  # calls, by the operator's name
+served = collections.Counter()  # calls that came to Python, by the operator's name
 left_to_torch = collections.Counter()
 _MAX_HDIM = 256
 _KINDS = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -133,6 +133,7 @@ class _Seen(_again.Seen):
         tensors[_again.Q], tensors[_again.K], tensors[_again.V] = at
         tensors[_again.O], tensors[_again.LSE] = o.data_ptr(), lse.data_ptr()
         run.launch()
+        _slot_native.learn(run)
         return o, lse
 
 
@@ -233,7 +234,8 @@ def _sdpa_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_s
 def _gradients(layout, grad, q, k, v, o, lse, dropout_p, is_causal, scale, rng_state, left=-1, right=-1):
     seen = _seen(layout, q, k, v, is_causal, scale, left, right) if dropout_p == 0 and q.is_cuda else None
     if seen is not None:
-        return seen.backward(grad, q, k, v, o, lse, own=False)  # context_parallel's are sums of several calls
+        # own: context_parallel's are sums of several calls.
+        return seen.backward(grad, q, k, v, o, lse, own=False, tell=_slot_native.learn)
     call = _call(layout, is_causal, scale, left, right, dropout_p, 0, 0, torch.are_deterministic_algorithms_enabled())
     return ft._backward(grad, None, q, k, v, o, lse, ft._NO_EXTRAS, call, _kept_state(dropout_p, rng_state), False)[:3]
 
@@ -365,6 +367,7 @@ class _Handle:
         self._libraries = libraries
 
     def remove(self) -> None:
+        _slot_native.deactivate()
         for library in self._libraries:
             library._destroy()
         self._libraries = ()
@@ -394,7 +397,15 @@ def activate() -> _Handle:
                 warnings.filterwarnings("ignore", r"(?s).*Overriding a previously registered kernel")
                 library.impl(name, function, key)
         libraries.append(library)
+    # After Python's, which stay beneath: and so torch's one warning of an operator that has a kernel already is caught above.
+    if torch.backends.cuda.is_built():
+        _slot_native.activate(_FLASH, "CUDA")
     return _Handle(libraries)
+
+
+def calls() -> collections.Counter:
+    """Calls that fmhad served, by the operator's name."""
+    return served + collections.Counter({n: c for n, c in _slot_native.counts().items() if n in _slot_native.SERVED})
 
 
 def register() -> None:

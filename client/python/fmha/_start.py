@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A daemon of this process tree, for programs on machines where nobody runs one."""
+"""The process's own connection, and a daemon of this process tree for machines where nobody runs one."""
 from __future__ import annotations
 
 import atexit
@@ -7,10 +7,11 @@ import json
 import os
 import pathlib
 import sys
+import threading
 import time
 
 from ._lib import NotAllowedError, UnreachableError, native
-from ._service import Client, forget_default
+from ._service import Client
 
 # The daemon lives as long as somebody holds the write end of the shell's standard input: this process and the children that
 # it forks, however they end. The shell then ends the daemon and removes its folder.
@@ -75,7 +76,7 @@ def start(*, config: dict | None = None, timeout: float = 20) -> str:
     _wait(keeper, socket, log, timeout)
     _running.update(pid=os.getpid(), socket=socket, keeper=keeper)
     os.environ["FMHAD_SOCKET"] = socket
-    forget_default()
+    _forget_default()
     return socket
 
 
@@ -109,7 +110,7 @@ def stop() -> None:
     keeper = _running["keeper"]
     _running.clear()
     os.environ.pop("FMHAD_SOCKET", None)
-    forget_default()
+    _forget_default()
     keeper.stdin.close()
     keeper.wait()
 
@@ -117,7 +118,7 @@ def stop() -> None:
 atexit.register(stop)
 
 
-def connect() -> Client:
+def _connect() -> Client:
     """The default client: of the daemon that is there, or of one started for it where FMHA_AUTOSTART says so."""
     if os.environ.get("FMHA_AUTOSTART", "") not in ("", "0"):
         try:
@@ -129,3 +130,35 @@ def connect() -> Client:
     except (UnreachableError, NotAllowedError) as error:
         message = f"{error} (or, for this program alone: fmha.start(), or FMHA_AUTOSTART=1)"
         raise type(error)(error.code, message, error.field) from None
+
+
+_default: Client | None = None
+_default_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The process's own connection, made at the first call; a forked child makes its own."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = _connect()
+    return _default
+
+
+def _forget_default() -> None:
+    """The next call connects again."""
+    global _default
+    _default = None
+
+
+_inherited: list = []  # a child must not free what is its parent's while threads of it are gone
+
+
+def _in_child():
+    global _default, _default_lock
+    _inherited.append(_default)
+    _default, _default_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -41,8 +41,12 @@ def checked(names: tuple, *tensors) -> list:
     return found
 
 
+NARROW = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+WIDE = frozenset((torch.float16, torch.bfloat16))
+
+
 def checked_inputs(names: tuple, q, k, v, *others) -> list:
-    """checked(), and q, k and v are there, of one type on one device, as all are."""
+    """checked(), and q, k and v are there, on one device, as all are, and of one type, but that a q of 16 bits looks at fp8."""
     for name, tensor in zip(names, (q, k, v)):
         if tensor is None:
             raise invalid(f"{name} is None: a torch tensor is needed", f"tensor.{name}")
@@ -50,9 +54,12 @@ def checked_inputs(names: tuple, q, k, v, *others) -> list:
     for i, tensor in enumerate(found[1:], 1):
         if tensor is not None and tensor.device != found[0].device:
             raise invalid(f"{names[0]} is on {found[0].device} and {names[i]} on {tensor.device}", f"tensor.{names[i]}")
-    for name, tensor in zip(names[1:3], found[1:3]):
-        if tensor.dtype != found[0].dtype and (tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type)):
-            raise invalid(f"{names[0]} holds {found[0].dtype} and {name} {tensor.dtype}: one type is needed", f"tensor.{name}")
+    narrow = found[1].dtype in NARROW and found[0].dtype in WIDE
+    for like, name, tensor in zip((0, narrow), names[1:3], found[1:3]):
+        if narrow and name == names[1]:
+            continue
+        if tensor.dtype != found[like].dtype and (tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type)):
+            raise invalid(f"{names[like]} holds {found[like].dtype} and {name} {tensor.dtype}: one type is needed", f"tensor.{name}")
     return found
 
 

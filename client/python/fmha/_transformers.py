@@ -7,8 +7,8 @@ import functools
 import torch
 
 from . import _masks
-from . import torch as ft
 from ._lib import not_supported
+from .torch import _functions as ft
 
 
 def register(name: str) -> None:
@@ -94,6 +94,8 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
         return ft.attention(q, k[:, : form.used], v[:, : form.used], window=(form.left, form.right), **said), None
     if isinstance(form, _masks.Packed):
         return _packed(q, k, v, form, said), None
+    if form is not None:
+        return ft.attention(q, k, v, mask=form, **said), None
     return ft.attention(q, k, v, bias=_dense(attention_mask, q, k), **said), None
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from . import _again, _arrays, _check, _problem, _run, _tensors
-from . import torch as ft
 from ._lib import invalid, lib, not_supported
+from .torch import _functions as ft
 
 __all__ = [
     "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func",
@@ -80,12 +80,14 @@ def _parts(tensor, name: str, axis: int):
     return tensor.unbind(axis)
 
 
-def _attend(q, k, v, slopes, cu, call, return_attn_probs, used=(None, None)):
+def _attend(q, k, v, slopes, cu, call, return_attn_probs, used=(None, None), mask=None):
     if not torch.compiler.is_compiling():
         _check.flag(return_attn_probs, "return_attn_probs")
         q, k, v, slopes, *rest = _tensors.checked_inputs(_ARGUMENTS, q, k, v, slopes, *cu, *used)
         cu, used = rest[:2], rest[2:]
-    extras = ft._extras(None, slopes, None, *cu, *used)
+    if mask is not None and return_attn_probs and call.dropout_p > 0:
+        raise not_supported("return_attn_probs with dropout and mask=", "mask")
+    extras = ft._extras(None, slopes, None, *cu, *used, *ft._masked(mask, q, call.layout, cu[0] is not None))
     if not return_attn_probs:
         return ft._apply(q, k, v, extras, call, words=call if extras is ft._NO_EXTRAS else None)[0]
     if call.dropout_p == 0:
@@ -178,7 +180,7 @@ def _forward_only(tensors, options, return_lse, out, state, sentence):
         q, lse = tensors["q"], None
         # What lies behind the rows in use is not written.
         new = torch.empty if tensors.keys().isdisjoint(("seqlen_q", "seqstart_q")) else torch.zeros
-        extents = (*q.shape[:-1], tensors["v"].shape[-1])
+        extents = (*q.shape[:-1], options.values if options.v_in_k else tensors["v"].shape[-1])
         o = tensors["o"] = new(extents, dtype=_OUTPUTS.get(q.dtype, q.dtype), device=q.device) if out is None else out
         if return_lse:
             rows = _problem.row_extents(q.shape, options.layout, "seqstart_q" in tensors)
@@ -197,11 +199,11 @@ def _descales(q, k, q_descale, k_descale, v_descale):
     return {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
 
 
-def _is_plain(q, out, descales) -> bool:
-    return out is not None or getattr(q, "dtype", None) in _OUTPUTS or any(d is not None for d in descales)
+def _is_plain(q, k, out, descales) -> bool:
+    return out is not None or getattr(q, "dtype", None) in _OUTPUTS or getattr(k, "dtype", None) in _OUTPUTS or any(d is not None for d in descales)
 
 
-def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_table=None, **more):
+def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_table=None, mask=None, **more):
     """What has no gradient: fp8, pages, an output that is given."""
     _check.flag(return_attn_probs, "return_attn_probs")
     if call.dropout_p > 0 and (block_table is not None or return_attn_probs):
@@ -210,6 +212,8 @@ def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_ta
     what = "a paged cache" if block_table is not None else "attention in fp8"
     tensors = _inputs(_SEQUENCES, q=q, k=k, v=v, alibi_slopes=slopes, seqstart_q=cu[0], seqstart_k=cu[1], block_table=block_table,
                       **more, **_descales(q, k, *descales))
+    masked = zip(("mask_intervals", "mask_bits"), ft._masked(mask, q, call.layout, cu[0] is not None))
+    tensors |= {n: t for n, t in masked if t is not None}
     o, lse = _forward_only(tensors, ft._options("forward", call), return_attn_probs, out, ft._state(q) if call.dropout_p > 0 else None,
                            f"{what} has no gradient")
     return (o, lse, None) if return_attn_probs else o
@@ -222,23 +226,24 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     causal: bool = False, window_size: tuple = (-1, -1), softcap: float = 0.0,
                     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False, *,
                     q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
-                    out: Tensor | None = None):
+                    out: Tensor | None = None, mask=None):
     """q [batch, rows, heads, hdim], k, v [batch, keys, kv heads, hdim] -> O, or (O, softmax_lse [batch, heads, rows], S_dmask).
 
     causal and window_size are tied to the bottom right corner; a softcap of 0 or less is none. alibi_slopes float32 [heads] or
     [batch, heads]. S_dmask: None without dropout, else softmax(S) of [batch, heads, rows, keys] in q's type, negative where
-    dropped. out: where O goes, without gradients. fp8 takes q_descale, k_descale, v_descale, float32, one number or [batch, kv
-    heads] (q's also [batch, heads]), and gives bfloat16, without gradients.
+    dropped. out: where O goes, without gradients. mask: one of fmha.masks, or its data, under causal and window_size. fp8 takes
+    q_descale, k_descale, v_descale, float32, one number or [batch, kv heads] (q's also [batch, heads]), and gives bfloat16, without
+    gradients; k and v of fp8 take a q of float16 or bfloat16, too, and O is as q then.
     """
     call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic)
     descales = q_descale, k_descale, v_descale
-    if _is_plain(q, out, descales):
-        return _plain(q, k, v, alibi_slopes, (None, None), call, return_attn_probs, out, descales)
-    if alibi_slopes is None and not return_attn_probs:
+    if _is_plain(q, k, out, descales):
+        return _plain(q, k, v, alibi_slopes, (None, None), call, return_attn_probs, out, descales, mask=mask)
+    if alibi_slopes is None and mask is None and not return_attn_probs:
         o = _again.attend(call, q, k, v)
         if o is not None:
             return o
-    return _attend(q, k, v, alibi_slopes, (None, None), call, return_attn_probs)
+    return _attend(q, k, v, alibi_slopes, (None, None), call, return_attn_probs, mask=mask)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
@@ -262,12 +267,13 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            window_size: tuple = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
                            deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
                            seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, q_descale: Tensor | None = None,
-                           k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None):
+                           k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None, mask=None):
     """Packed sequences: q [total rows, heads, hdim], cu_seqlens_* int32 [sequences + 1]; softmax_lse is [heads, total rows].
 
     max_seqlen_*: the longest, or more. seqused_*: int32 [sequences], how much of each is in use; behind it O and gradients are 0.
     S_dmask is [sequences, heads, longest, longest], 0 behind each sequence. With block_table, k and v are pages, [pages, page size,
-    kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out and fp8 as in flash_attn_func().
+    kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out, mask (of all rows) and fp8 as in
+    flash_attn_func().
     """
     paged = block_table is not None
     keys = ((block_table, 1), (k, 1)) if paged else ((k, 0),)
@@ -278,10 +284,10 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
             seqused_k = cu_seqlens_k.diff()
         cu_seqlens_k = None
     descales = q_descale, k_descale, v_descale
-    if paged or _is_plain(q, out, descales):
+    if paged or _is_plain(q, k, out, descales):
         return _plain(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, out, descales,
-                      block_table=block_table, seqlen_q=seqused_q, seqlen_k=seqused_k)
-    return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, (seqused_q, seqused_k))
+                      block_table=block_table, mask=mask, seqlen_q=seqused_q, seqlen_k=seqused_k)
+    return _attend(q, k, v, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), call, return_attn_probs, (seqused_q, seqused_k), mask)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
@@ -303,6 +309,19 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
+def _latents(q, qv, k_cache, v_cache, k, v):
+    """Queries, cache and new rows with the values' elements first."""
+    _tensors.checked(("q", "qv", "k_cache", "v_cache", "k", "v"), q, qv, k_cache, v_cache, k, v)
+    values, elements = v_cache.shape[-1], v_cache.shape[-1] + k_cache.shape[-1]
+    if qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != values or qv.dtype != q.dtype:
+        raise invalid(f"qv is {qv.dtype} {tuple(qv.shape)}: as q, {q.dtype} {tuple(q.shape)}, with v_cache's {values} elements", "tensor.q")
+    beside = k_cache.data_ptr() - v_cache.data_ptr() == values * v_cache.element_size() and k_cache.stride() == v_cache.stride()
+    if not beside or k_cache.shape[:-1] != v_cache.shape[:-1] or k_cache.stride(-1) != 1 or k_cache.dtype != v_cache.dtype:
+        raise invalid("qv: k_cache has to follow v_cache in the same rows of memory, as parts of a cache of latents do", "tensor.k")
+    cache = v_cache.as_strided((*v_cache.shape[:-1], elements), v_cache.stride())
+    return torch.cat((qv, q), -1), cache, None if k is None else torch.cat((v, k), -1)
+
+
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
                             rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
                             cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
@@ -310,17 +329,27 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             softmax_scale: float | None = None, causal: bool = False, window_size: tuple = (-1, -1),
                             softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
                             num_splits: int = 0, return_softmax_lse: bool = False, *, q_descale: Tensor | None = None,
-                            k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None):
+                            k_descale: Tensor | None = None, v_descale: Tensor | None = None, descale_block_k: int = 0,
+                            descale_per_page: bool = False, out: Tensor | None = None, qv: Tensor | None = None):
     """Attention over a cache that k and v, [batch, new rows, kv heads, hdim], are written to first, in place; no gradient: what
     requires one is computed all the same, and differentiating it is refused.
 
     k_cache, v_cache: [batch, capacity, kv heads, hdim], rows of it chosen by cache_batch_idx; or with block_table pages, [pages, page
     size, kv heads, hdim]. cache_seqlens: how much is in use before the call. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
-    of the cache's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
-    out and fp8 as in flash_attn_func().
+    of q's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
+    out and fp8 as in flash_attn_func(). A cache of fp8 also takes q, k and v of float16 or bfloat16, and gives that: k_descale and
+    v_descale, one number, [batch, kv heads], [batch, kv heads, blocks of descale_block_k keys] (0: a key each) or, descale_per_page,
+    [pages, kv heads] or [pages, kv heads, blocks of a page], are what it is read with, and what k and v are divided by.
+    qv [batch, rows, heads, hdim of v] is multiplied with v_cache, as flash-attn 3 has it: S = q K^T + qv V^T, by default times
+    1 / sqrt(both head dims together). v_cache and k_cache are then the first and the last elements of the same rows of memory, as
+    those of latents are (fmha.mla_decode()).
     """
+    if qv is not None:
+        if rotary_cos is not None or v_descale is not None:
+            raise invalid("qv goes without rotary_cos and v_descale: values are part of the keys", "tensor.rotary_cos")
+        q, k_cache, k = _latents(q, qv, k_cache, v_cache, k, v)
     _check.words(softmax_scale=softmax_scale, causal=causal, window_size=_pair(window_size), softcap=softcap, num_splits=num_splits,
-                 rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+                 descale_block_k=descale_block_k, descale_per_page=descale_per_page, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
         raise invalid("k, v and cache_seqlens come together", "tensor.k_new")
     if isinstance(cache_seqlens, int):
@@ -335,7 +364,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     options = _problem.Options(
         op="forward", mask=mask, window=band, scale=softmax_scale, softcap=_cap(softcap), n_splits=num_splits,
         max_seqlen_k=block_table.shape[1] * k_cache.shape[1] if block_table is not None else 0,
-        rope=rope if rotary_cos is not None else 0, rotary_dim=2 * rotary_cos.shape[1] if rotary_cos is not None else 0)
+        rope=rope if rotary_cos is not None else 0, rotary_dim=2 * rotary_cos.shape[1] if rotary_cos is not None else 0,
+        descale_block_k=descale_block_k, descale_per_page=bool(descale_per_page))
+    if qv is not None:
+        options = options._replace(v_in_k=True, values=tensors.pop("v").shape[-1])
+        tensors.pop("v_new", None)
     o, lse = _forward_only(tensors, options, return_softmax_lse, out, None, "flash_attn_with_kvcache has no gradient")
     return (o, lse) if return_softmax_lse else o
 

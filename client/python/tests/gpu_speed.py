@@ -7,10 +7,12 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 
 import fmha.flash_attn
 import fmha.torch
 import torch
+from fmha import _slot_native
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -25,6 +27,36 @@ def through_slot(function):
         return function
 
     return enter, torch.nn.attention.restore_flash_attention_impl
+
+
+def by_python(function):
+    """The same without the functions in C."""
+    enter, leave = through_slot(function)
+
+    def without():
+        enter()
+        _slot_native.deactivate()
+        return function
+
+    return without, leave
+
+
+def empty_function(function, q):
+    """@function with a function of Python's in the slot that returns what it returned before: below that nothing in Python comes."""
+    results, libraries = [], []
+
+    def enter():
+        if not results:
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                results.append(torch.ops.aten._scaled_dot_product_flash_attention(q, q, q))
+        library = torch.library.Library("aten", "IMPL", "CUDA")
+        libraries.append(library)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl("_scaled_dot_product_flash_attention", lambda *_, **__: results[0], "CUDA")
+        return function
+
+    return enter, lambda: libraries.pop()._destroy()
 
 
 def host_us(calls, rounds=15, n=300):
@@ -77,7 +109,7 @@ def host_costs():
     rows = [t.transpose(1, 2) for t in (q, k, v)]
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     out = torch.empty_like(rows[0])
-    none = (None,) * 8
+    none = (None,) * 10
     compiled = {name: torch.compile(f, fullgraph=True, backend="aot_eager")
                 for name, f in (("fmha", fmha.torch.scaled_dot_product_attention), ("torch", sdpa))}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -89,6 +121,8 @@ def host_costs():
                 "fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(q, k, v),
                 "torch's sdpa, flash": lambda: sdpa(q, k, v),
                 **({"torch's sdpa, fmha in the slot": through_slot(lambda: sdpa(q, k, v))} if HAS_SLOT else {}),
+                **({"the same by Python alone": by_python(lambda: sdpa(q, k, v))} if HAS_SLOT else {}),
+                "torch's sdpa, a function in the slot that does nothing": empty_function(lambda: sdpa(q, k, v), q),
                 "torch.ops.fmha.attention": lambda: torch.ops.fmha.attention(q, k, v, *none, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, False),
                 "compiled (aot_eager), fmha": lambda: compiled["fmha"](q, k, v),
                 "compiled (aot_eager), torch": lambda: compiled["torch"](q, k, v),
@@ -98,7 +132,8 @@ def host_costs():
         costs |= host_us({
             "with gradients, fmha.torch sdpa": lambda: fmha.torch.scaled_dot_product_attention(*leaves),
             "with gradients, torch's sdpa, flash": lambda: sdpa(*leaves),
-            **({"with gradients, torch's sdpa, fmha in the slot": through_slot(lambda: sdpa(*leaves))} if HAS_SLOT else {}),
+            **({"with gradients, torch's sdpa, fmha in the slot": through_slot(lambda: sdpa(*leaves)),
+                "the same with gradients by Python alone": by_python(lambda: sdpa(*leaves))} if HAS_SLOT else {}),
         })
         grad = torch.randn_like(q)
 
@@ -108,7 +143,8 @@ def host_costs():
         costs |= host_us({
             "forward and backward, fmha.torch sdpa": both(fmha.torch.scaled_dot_product_attention),
             "forward and backward, torch's sdpa, flash": both(sdpa),
-            **({"forward and backward, torch's sdpa, fmha in the slot": through_slot(both(sdpa))} if HAS_SLOT else {}),
+            **({"forward and backward, torch's sdpa, fmha in the slot": through_slot(both(sdpa)),
+                "the same forward and backward by Python alone": by_python(both(sdpa))} if HAS_SLOT else {}),
         })
     for name, us in costs.items():
         print(f"| {name} | {us:.1f} |")

@@ -56,3 +56,10 @@ def test_constants(name, value):
     from fmha._lib import lib
 
     assert getattr(lib, name) == value
+
+
+def test_every_function_that_is_declared_is_there():
+    """Whoever looks at all of a module's objects, as vLLM does, has cffi load all of a library's."""
+    from fmha._lib import lib
+
+    assert {"fmha_connect", "fmha_local_plan_run"} < set(vars(lib))

@@ -21,6 +21,7 @@ class Thing:
 
 ARRAYS = (5, 2.5, "word", Thing(), {"a": 1}, object)
 INTEGER_ARRAYS = (2.5, "word", Thing(), {"a": 1})
+MASKS = (5, 2.5, "word", Thing(), {"a": 1}, np.ones((6, 6), np.float32), np.ones((2, 6), np.int32), np.ones((3, 7), np.int32))
 FLAGS = ("yes", 7, 2.5, Thing(), [True])
 NUMBERS = ("word", Thing(), [1.0], {}, float("nan"), float("inf"), 1j)
 RATES = (*NUMBERS, -0.1, 1.0, 3)
@@ -32,20 +33,21 @@ PATHS = (5.5, Thing(), {})
 
 KINDS = {
     **dict.fromkeys("q k v bias alibi_slopes sink q_descale k_descale v_descale out grad o lse dlse randval dq dk dv k_new v_new rotary_cos "
-                    "rotary_sin o_parts lse_parts query key value attn_mask qkv kv k_cache v_cache x hidden_states attention_mask".split(), ARRAYS),
+                    "rotary_sin o_parts lse_parts query key value attn_mask qkv kv k_cache v_cache x hidden_states attention_mask "
+                    "kv_cache kv_new qv".split(), ARRAYS),
     **dict.fromkeys("cu_seqlens_q cu_seqlens_k seqlens_q seqlens_k seqused_q seqused_k leftpad_k cache_batch_idx block_table kv_indptr kv_page_indices "
-                    "kv_last_page_len cu_seqlens cache_leftpad cache_seqlens".split(), INTEGER_ARRAYS),
+                    "kv_last_page_len cu_seqlens cache_leftpad cache_seqlens slot_mapping positions indices".split(), INTEGER_ARRAYS),
     **dict.fromkeys("causal is_causal enable_gqa return_lse return_randval deterministic want_dbias return_attn_probs rotary_interleaved "
-                    "return_softmax_lse".split(), FLAGS),
+                    "return_softmax_lse descale_per_page find_descales slots".split(), FLAGS),
     **dict.fromkeys("scale softmax_scale softcap".split(), NUMBERS), "dropout_p": RATES,
-    **dict.fromkeys("sink_tokens n_splits split_size num_splits".split(), COUNTS),
+    **dict.fromkeys("sink_tokens n_splits split_size num_splits descale_block_q descale_block_k hdim_v".split(), COUNTS),
     **dict.fromkeys("max_seqlen_q max_seqlen_k max_seqlen".split(), COUNTS[:-1]),  # flash-attn takes more than there is
     **dict.fromkeys("seed offset".split(), WHOLES), **dict.fromkeys("window window_size".split(), WINDOWS),
     **dict.fromkeys("align layout rotary".split(), WORDS), "lse_base": (5, "word", Thing(), None), "device": (5, "cpu", Thing()),
     "shape": ("word", Thing(), -1, (2, -1), (2.5,), None), "dtype": (5.5, "word", Thing()), "config": (5, "word", Thing()),
-    "timeout": ("word", Thing()), "path": PATHS, "index": ("word", 2.5, Thing(), -1), "name": (),
+    "timeout": ("word", Thing()), "mask": MASKS, "path": PATHS, "index": ("word", 2.5, Thing(), -1), "name": (),
 }
-REQUIRED = "q k v query key value qkv kv grad o lse k_new v_new seqlens_k o_parts lse_parts k_cache v_cache".split()
+REQUIRED = "q k v query key value qkv kv grad o lse k_new v_new seqlens_k o_parts lse_parts k_cache v_cache kv_cache kv_new".split()
 
 
 def told(value):
@@ -65,6 +67,8 @@ def functions():
         "attention_backward": (fmha.attention_backward, dict(grad=x, q=x, k=x, v=x, o=x, lse=lse)),
         "append_kv": (fmha.append_kv, dict(k=x.copy(), v=x.copy(), k_new=small, v_new=small, seqlens_k=lengths)),
         "merge_states": (fmha.merge_states, dict(o_parts=rows(2, 2, 6, 4, 16), lse_parts=rows(2, 2, 4, 6))),
+        "mla_decode": (fmha.mla_decode, dict(q=small, kv_cache=rows(2, 6, 16), hdim_v=8)),
+        "mla_append": (fmha.mla_append, dict(kv_cache=rows(2, 6, 16), kv_new=rows(2, 1, 16), seqlens_k=lengths)),
         "empty": (fmha.empty, dict(shape=(2, 3))),
         "Device.empty": (fmha.default_client().device().empty, dict(shape=(2, 3))),
         "Client": (fmha.Client, {}), "Client.device": (fmha.default_client().device, dict(index=0)),
@@ -89,7 +93,7 @@ def functions():
     return found
 
 
-NAMES = ["attention", "attention_backward", "append_kv", "merge_states", "empty", "Device.empty", "Client", "Client.device"]
+NAMES = ["attention", "attention_backward", "append_kv", "merge_states", "mla_decode", "mla_append", "empty", "Device.empty", "Client", "Client.device"]
 if torch is not None:
     NAMES += ["torch.attention", "sdpa", *(n for n in fa.__all__ if n.startswith("flash_attn"))]
 
@@ -112,7 +116,7 @@ def test_a_wrong_argument_is_named(name):
         values = list(KINDS.get(parameter, ()))
         if parameter in REQUIRED and parameter in right:
             values.append(None)
-        if torch is not None and function.__module__ in ("fmha.torch", "fmha.flash_attn") and KINDS.get(parameter) is ARRAYS:
+        if torch is not None and function.__module__ in ("fmha.torch._functions", "fmha.flash_attn") and KINDS.get(parameter) is ARRAYS:
             values.append(np.ones((2, 6, 4, 16), np.float32))
         for value in values:
             try:

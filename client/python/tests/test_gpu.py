@@ -176,3 +176,72 @@ def test_two_processes_share_the_gpu(daemon, tmp_path):
     want = [o, *torch.autograd.grad(o.float().sum(), (q, k, v))]
     for rank in "01":
         assert all(torch.equal(a, b.detach().cpu()) for a, b in zip(torch.load(tmp_path / rank), want))
+
+
+# ---- sizes that people have: many tiles, blocks and splits, where small problems agree in every layout ----
+
+
+def gold(q, k, v, seen, g):
+    """(O, dQ, dK, dV) by the definition in float64; rows first. @seen: [heads or 1, rows, keys]."""
+    tensors = [t.detach().double().transpose(1, 2).requires_grad_(True) for t in (q, k, v)]
+    s = tensors[0] @ tensors[1].repeat_interleave(q.shape[2] // k.shape[2], 1).transpose(2, 3) / q.shape[3] ** 0.5
+    p = s.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
+    o = p @ tensors[2].repeat_interleave(q.shape[2] // k.shape[2], 1)
+    return [t.transpose(1, 2) for t in (o, *torch.autograd.grad(o, tensors, g.double().transpose(1, 2)))]
+
+
+def spans(rows, keys, n, heads):
+    """bool [heads, rows, keys]: unions of @n intervals of any length, some rows without."""
+    import numpy as np
+
+    draw = np.random.default_rng(n)
+    ends = np.sort(draw.integers(0, keys + 1, (heads, rows, 2 * n)), axis=-1)
+    ends[draw.random((heads, rows)) < 0.02] = 0
+    at = np.arange(keys)
+    return sum((at >= ends[..., i, None]) & (at < ends[..., i + 1, None]) for i in range(0, 2 * n, 2)).astype(bool)
+
+
+@pytest.mark.parametrize("name, rows, hdim, dtype", [
+    ("documents", 4096, 128, torch.bfloat16), ("documents", 3001, 64, torch.float16), ("spans", 2304, 128, torch.bfloat16),
+    ("spans", 2049, 64, torch.float16), ("bits", 2100, 128, torch.float16), ("chunks", 4096, 256, torch.bfloat16),
+])
+def test_masks_as_data_of_long_sequences(name, rows, hdim, dtype):
+    masks, heads = fmha.masks, 4
+    if name == "documents":
+        mask = masks.document_mask([0, 7, rows // 3, rows // 3 + 700, rows], causal=True)
+    elif name == "chunks":
+        mask = masks.chunked(1000, rows)
+    else:
+        mask = masks.from_dense(spans(rows, rows, 3, heads)[None], bits=name == "bits")
+    seen = torch.from_numpy(mask.dense())[0].cuda()
+    q, k, v = (normal(1, rows, h, hdim, dtype=dtype, seed=n) for n, h in enumerate((heads, 2, 2)))
+    g = normal(1, rows, heads, hdim, dtype=dtype, seed=9, grad=False)
+    o = fmha.torch.attention(q, k, v, mask=mask)
+    found = [o, *torch.autograd.grad(o, (q, k, v), g)]
+    for what, mine, want in zip(("o", "dq", "dk", "dv"), found, gold(q, k, v, seen, g)):
+        # Rounding of the result and of P and dS, by how large the tensor's elements are.
+        bar = (2.0 ** -7 if dtype == torch.bfloat16 else 2.0 ** -10) * want.abs().max().item() * 2
+        assert (mine.double() - want).abs().max().item() <= bar, what
+    hidden = ~seen.any(-1).expand(heads, rows).T
+    assert not o[0][hidden].any() and not found[1][0][hidden].any()
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows, keys", [(1, 20011), (4, 9000), (512, 8200)])
+def test_long_caches_of_fp8(kind, rows, keys):
+    """Values of one sign, so that a wrong sum of many cannot hide; pages in any order, NaN in what is not used."""
+    heads, kv_heads, hdim, size, factor = 8, 2, 128, 64, torch.tensor(0.02, device="cuda")
+    q = normal(1, rows, heads, hdim, dtype=torch.bfloat16, grad=False)
+    blocks = -(-keys // size)
+    table = torch.randperm(blocks + 3, generator=torch.Generator().manual_seed(1))[:blocks][None].int().cuda()
+    pages = [torch.full((blocks + 3, size, kv_heads, hdim), float("nan"), device="cuda").to(kind) for _ in range(2)]
+    flat = [(normal(blocks * size, kv_heads, hdim, seed=n, grad=False).abs() / factor).clamp(0.1, 400).to(kind) for n in (3, 4)]
+    for page, x in zip(pages, flat):
+        x.view(torch.uint8)[keys:] = page.view(torch.uint8)[0, 0, 0, 0]
+        page.view(torch.uint8)[table[0].long()] = x.view(torch.uint8).view(blocks, size, kv_heads, hdim)
+    o = fmha.flash_attn.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor([keys], dtype=torch.int32, device="cuda"),
+                                                block_table=table, causal=True, k_descale=factor, v_descale=factor)
+    k, v = (x[:keys].double() * factor.double() for x in flat)
+    seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda").tril(keys - rows)[None]
+    want = gold(q, k[None], v[None], seen, torch.zeros_like(q))[0]
+    assert (o.double() - want).abs().max().item() <= 2.0 ** -7 * want.abs().max().item()

@@ -47,7 +47,7 @@ def test_masks(options, words):
     np.testing.assert_allclose(lse, want_lse, atol=3e-6)
 
 
-@pytest.mark.parametrize("hdim", [1, 59, 100, 255])
+@pytest.mark.parametrize("hdim", [1, 59, 100, 255, 300, 512])
 def test_any_head_dim(hdim):
     q, k, v = qkv(hdim=hdim)
     o, lse = fmha.attention(q, k, v, return_lse=True)
@@ -398,7 +398,7 @@ for module in [m for name, m in sys.modules.items() if name.startswith("fmha.")]
         del module.lib
 del lib, module
 gc.collect()
-fmha._service._default = None
+fmha._start._default = None
 fmha._run._kept.runs.clear()
 del client, x
 gc.collect()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "docs/engines.md", *sorted((ROOT / "client/docs").glob("python*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "docs/engines.md", *sorted((ROOT / "client/docs").glob("python*.md")), ROOT / "client/docs/pool.md", ROOT / "client/docs/masks.md"]
 SNIPPETS = {f"{page.relative_to(ROOT)} {n}": text for page in PAGES
             for n, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))}
 
@@ -27,7 +27,7 @@ def test_each_use_has_a_page_with_programs():
 
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippets(name):
-    for module in re.findall(r"^(?:import|from) (torch|transformers)", SNIPPETS[name], re.M):
+    for module in re.findall(r"^(?:import|from) (torch|transformers|diffusers)", SNIPPETS[name], re.M):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     if "activate_flash_attention_impl" in SNIPPETS[name] and not hasattr(importlib.import_module("torch.nn.attention"), "activate_flash_attention_impl"):

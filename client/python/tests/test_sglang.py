@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: MIT
 """SGLang's adapter, driven by a runner that stands in for SGLang's: its wheels are for CUDA. What stands in has the names and meanings of
-SGLang 0.5.23's interfaces; numbers are judged by a formula in double."""
+SGLang 0.5.23's interfaces; numbers are judged by a formula in double.
+
+SGLANG_SOURCE names a folder with SGLang's wheel unpacked: then its own base class, registry, choices, write places and forward
+modes are used (transformers, torchvision and what else SGLang's modules import have to be there, but for a few stand-ins).
+"""
 import dataclasses
 import enum
+import importlib
+import os
 import pathlib
 import sys
 import types
@@ -14,6 +20,12 @@ import fmha  # noqa: E402
 
 ENGINES = pathlib.Path(__file__).resolve().parents[2] / "engines"
 HEADS, KV_HEADS, HDIM, PAGE, CONTEXT = 4, 2, 16, 4, 64
+
+
+SOURCE = os.environ.get("SGLANG_SOURCE")
+BASE, MEMORY, CHOICES, REGISTRY, MODES = (f"sglang.srt.{name}" for name in (
+    "layers.attention.base_attn_backend", "mem_cache.memory_pool", "arg_groups.choices", "layers.attention.attention_registry",
+    "model_executor.forward_batch_info"))
 
 
 class Mode(enum.Enum):
@@ -28,6 +40,19 @@ class Mode(enum.Enum):
 class KVWriteLoc:
     loc: torch.Tensor
     swa_loc: object = None
+
+
+if SOURCE:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/lib"))
+    import stand_ins
+
+    stand_ins.install(("kernels", "orjson", "IPython", "gguf"))
+    package = types.ModuleType("sglang")  # its own changes transformers for the models that it serves
+    package.__path__ = [f"{SOURCE}/sglang"]
+    sys.modules["sglang"] = package
+    own = types.SimpleNamespace(base=importlib.import_module(BASE), memory=importlib.import_module(MEMORY),
+                                choices=importlib.import_module(CHOICES), registry=importlib.import_module(REGISTRY))
+    Mode = importlib.import_module(MODES).ForwardMode
 
 
 class Pool:
@@ -48,7 +73,21 @@ class Pool:
 
 @pytest.fixture
 def adapter(monkeypatch):
-    """fmha_sglang, with modules of SGLang's names around it."""
+    """fmha_sglang, with modules of SGLang's names around it, or SGLang's."""
+    monkeypatch.syspath_prepend(str(ENGINES / "sglang"))
+    if SOURCE:
+        import fmha_sglang
+
+        names, known = own.choices.ATTENTION_BACKEND_CHOICES, dict(own.registry.ATTENTION_BACKENDS)
+        before = list(names)
+        assert "triton" in names and "triton" in known
+        names[:], own.choices.names = ["triton"], names
+        own.registry.ATTENTION_BACKENDS.clear()
+        assert issubclass(importlib.import_module("fmha_sglang.backend").FmhaAttnBackend, own.base.AttentionBackend)
+        yield fmha_sglang, own.choices, own.registry
+        names[:] = before
+        own.registry.ATTENTION_BACKENDS.update(known)
+        return
     base = types.ModuleType("sglang.srt.layers.attention.base_attn_backend")
     base.AttentionBackend = type("AttentionBackend", (), {})
     memory = types.ModuleType("sglang.srt.mem_cache.memory_pool")
@@ -66,7 +105,6 @@ def adapter(monkeypatch):
             if parent not in sys.modules:
                 monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.syspath_prepend(str(ENGINES / "sglang"))
     import fmha_sglang
 
     yield fmha_sglang, choices, registry

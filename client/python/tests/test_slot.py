@@ -45,9 +45,9 @@ def _math(tensors, grad, **words):
 
 def _served(function):
     """What @function returns, after fmhad was asked in it."""
-    before = sum(_slot.served.values())
+    before = sum(_slot.calls().values())
     found = function()
-    assert sum(_slot.served.values()) > before
+    assert sum(_slot.calls().values()) > before
     return found
 
 
@@ -119,12 +119,12 @@ def test_what_fmhad_does_not_take_stays_torchs(of):
 
 def test_restored_it_is_torchs_again():
     q, k, v = _qkv()
-    before = sum(_slot.served.values())
+    before = sum(_slot.calls().values())
     _served(lambda: sdpa(q, k, v))
     attention_of_torch.restore_flash_attention_impl()
     assert attention_of_torch.current_flash_attention_impl() is None
     sdpa(q, k, v)
-    assert sum(_slot.served.values()) == before + 1
+    assert sum(_slot.calls().values()) == before + 1
     attention_of_torch.activate_flash_attention_impl("fmha")
     attention_of_torch.activate_flash_attention_impl("fmha")
     _served(lambda: sdpa(q, k, v))
@@ -286,6 +286,6 @@ def test_without_a_kernel_of_torchs_what_is_not_taken_is_refused():
 def test_importing_registers_and_does_not_activate():
     assert "fmha" in attention_of_torch.list_flash_attention_impls()
     attention_of_torch.restore_flash_attention_impl()
-    before = sum(_slot.served.values())
+    before = sum(_slot.calls().values())
     sdpa(*_qkv())
-    assert sum(_slot.served.values()) == before
+    assert sum(_slot.calls().values()) == before

@@ -145,7 +145,7 @@ def attended(door, q, k, v, sink):
     if door == "sdpa":
         return fmha.torch.scaled_dot_product_attention(q, k, v)
     if door == "operator":
-        return torch.ops.fmha.attention(q, k, v, *(None,) * 8, *fmha.torch.Call())[0]
+        return torch.ops.fmha.attention(q, k, v, *(None,) * 10, *fmha.torch._functions.Call())[0]
     if door == "attention":
         return fmha.torch.attention(q, k, v, sink=sink, layout="bhsd")
     return fmha.flash_attn.flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)))
@@ -278,8 +278,9 @@ def test_compiled_in_one_graph():
 
 def test_operators_keep_torchs_rules():
     q, k, v = (t.detach().requires_grad_() for t in qkv(rows=5, keys=6, hdim=32))
-    arguments = (q, k, v, *(None,) * 8, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, True)
-    torch.library.opcheck(torch.ops.fmha.attention.default, arguments)
+    for intervals in (None, fmha.masks.chunked(2, 5, 6).beside(q)):
+        arguments = (q, k, v, *(None,) * 7, intervals, None, None, "bhsd", 0, -1, -1, None, 0.0, 0.0, 0, 0, True)
+        torch.library.opcheck(torch.ops.fmha.attention.default, arguments)
 
 
 def test_replacing_torchs_own():

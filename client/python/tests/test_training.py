@@ -132,7 +132,47 @@ def fully_sharded_under_autocast(rank):
             torch.testing.assert_close(a.grad.full_tensor(), b.grad, atol=bar, rtol=bar)
 
 
-@pytest.mark.parametrize("name", ["split_by_batch_and_by_heads", "heads_that_do_not_divide_are_gathered", "fully_sharded_under_autocast"])
+def torchs_context_parallelism_by_the_slot(rank):
+    """torch's context_parallel splits the operator of GPUs alone: on a CPU it is called by its name."""
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import _cp_options
+    from torch.nn import functional as F
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+    activate_flash_attention_impl("fmha")
+    own = F.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(q, k, v, is_causal):  # by its name torch finds what it wraps
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
+
+    torch.manual_seed(0)
+    whole = [torch.randn(2, 4, 16 * RANKS, 32) for _ in range(4)]
+    try:
+        for causal in (False, True):
+            leaves = [t.clone().requires_grad_() for t in whole[:3]]
+            want = own(*leaves, is_causal=causal)
+            want.backward(whole[3])
+            asked, execute = [], _run.execute
+            _run.execute = lambda tensors, options, *a, **w: asked.append(options.op) or execute(tensors, options, *a, **w)
+            F.scaled_dot_product_attention = scaled_dot_product_attention
+            buffers = [t.clone() for t in (*whole, want.detach(), *(t.grad for t in leaves))]
+            _cp_options.enable_load_balance = causal
+            with context_parallel(_mesh(), buffers=buffers, buffer_seq_dims=[2] * len(buffers), no_restore_buffers=set(buffers)):
+                q, k, v, grad, o, *gradients = buffers
+                cut = [t.detach().requires_grad_() for t in (q, k, v)]
+                found = F.scaled_dot_product_attention(*cut, is_causal=causal)
+                found.backward(grad)
+                torch.testing.assert_close(found.detach(), o, atol=1e-5, rtol=1e-5)
+                for a, b in zip(cut, gradients, strict=True):
+                    torch.testing.assert_close(a.grad, b, atol=2e-5, rtol=2e-5)
+            _run.execute, F.scaled_dot_product_attention = execute, own
+            assert asked.count("forward") >= RANKS and asked.count("backward") >= RANKS
+    finally:
+        restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize("name", ["split_by_batch_and_by_heads", "heads_that_do_not_divide_are_gathered", "fully_sharded_under_autocast",
+                                  "torchs_context_parallelism_by_the_slot"])
 def test_two_processes(name):
     pytest.importorskip("torch.distributed.tensor")
     _two(name)

@@ -4,6 +4,7 @@ client/engines/tests/vllm_check.py."""
 import importlib
 import pathlib
 import sys
+import types
 
 import pytest
 
@@ -71,12 +72,75 @@ def test_a_layer(words, layout):
     assert (output[9:] == 7).all()  # padding is left alone
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("queries, n_launches", [((1, 1, 1), (1,)), ((1, 1, 5, 3), (2, 2)), ((5, 3), (1, 2)), ((1, 1, 4, 0), (2, 2)),
+                                                 ((5, 1), (1, 2))], ids=str)
+def test_launches_of_a_gpu(queries, n_launches, window, monkeypatch):
+    """How a GPU's batches are cut into launches, known to the host or captured for any batch: on the CPU, whose daemon gets copies."""
+    monkeypatch.setattr(backend, "_reads_in_place", lambda _: True)
+    torch.manual_seed(1)
+    lengths = [n and n + 10 * (b + 1) for b, n in enumerate(queries)]
+    impl = backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, sliding_window=window)
+    cache = torch.full((17, KV_HEADS, BLOCK, 2 * HDIM), 3.0)
+    table = torch.randperm(16)[: 4 * len(queries)].view(len(queries), 4).int()
+    keys, values = ([torch.randn(n, KV_HEADS, HDIM) for n in lengths] for _ in range(2))
+    for b, n in enumerate(lengths):
+        impl.do_kv_cache_update(None, keys[b], values[b], cache, table[b].long()[torch.arange(n) // BLOCK] * BLOCK + torch.arange(n) % BLOCK)
+    q = torch.randn(sum(queries), HEADS, HDIM)
+    starts = torch.tensor([0, *queries]).cumsum(0, dtype=torch.int32)
+    common = types.SimpleNamespace(
+        num_reqs=len(queries), num_actual_tokens=len(q), max_query_len=max(queries), max_seq_len=max(lengths), query_start_loc=starts,
+        query_start_loc_cpu=starts, seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table, slot_mapping=None, causal=True)
+    want = torch.cat([exact(q[a:b], *kv, window=window) for a, b, *kv in zip(starts.tolist(), starts.tolist()[1:], keys, values)])
+    builder = backend.FmhaMetadataBuilder.__new__(backend.FmhaMetadataBuilder)
+    builder.rows_each, builder.device = None, torch.device("cpu")
+    builder.vllm_config = types.SimpleNamespace(scheduler_config=types.SimpleNamespace(max_num_seqs=8))
+    for build, n in zip((lambda: builder.build(0, common), lambda: builder.build_for_cudagraph_capture(common)), n_launches):
+        metadata, output = build(), torch.full((len(q), HEADS * HDIM), 7.0)
+        assert len(metadata.parts) == n
+        impl.forward(None, q, None, None, cache, metadata, output)
+        assert (output.view(want.shape) - want).abs().max() < 2e-6
+    other = builder.update_block_table(metadata, table.flip(1), None)
+    assert all(torch.equal(p.table, table.flip(1)[p.first : p.first + len(p.lengths)]) for p in other.parts)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e5m2", "fp8_per_token_head"])
+@pytest.mark.parametrize("model", [torch.float16, torch.bfloat16])
+def test_a_layer_over_fp8(name, model):
+    """The cache holds bytes, of rows over _k_scale and _v_scale or over factors of their own; the formula sees what they stand for."""
+    torch.manual_seed(0)
+    layer = types.SimpleNamespace(_k_scale=torch.tensor(0.07), _v_scale=torch.tensor([0.31]))
+    impl = backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype=name)
+    per_row = name == "fp8_per_token_head"
+    cache = torch.full((9, KV_HEADS, BLOCK, 2 * (HDIM + 4 * per_row)), 0x7f, dtype=torch.uint8)  # NaN, as a factor: huge
+    lengths, queries, kind = (20, 40, 3), (1, 5, 3), backend.NARROW[name]
+    table = torch.randperm(9)[:9].view(3, 3).int()
+    keys, values = ([torch.randn(n, KV_HEADS, HDIM).to(model) for n in lengths] for _ in range(2))
+    for b, n in enumerate(lengths):
+        slots = table[b].long()[torch.arange(n) // BLOCK] * BLOCK + torch.arange(n) % BLOCK
+        impl.do_kv_cache_update(layer, keys[b], values[b], cache, torch.cat([slots, torch.tensor([-1])])[: n])
+    q, starts = torch.randn(9, HEADS, HDIM).to(model), torch.tensor([0, 1, 6, 9], dtype=torch.int32)
+    metadata = backend.FmhaMetadata(num_actual_tokens=9, max_query_len=5, max_seq_len=40, query_start_loc=starts,
+                                    seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table=table, slot_mapping=None, causal=True)
+    output = torch.full((9, HEADS * HDIM), 7.0, dtype=model)
+    impl.forward(layer, q, None, None, cache, metadata, output)
+    def factors(x, of_layer):
+        return (x.float().abs().amax(-1, keepdim=True) / 448).clamp_min(1e-6) if per_row else of_layer
+
+    kept = [[(x.float() / factors(x, s)).to(kind).double() * factors(x, s).double() for x in of]
+            for of, s in ((keys, layer._k_scale), (values, layer._v_scale))]
+    want = torch.cat([exact(q[a:b], *kv) for a, b, *kv in zip(starts.tolist(), starts.tolist()[1:], *kept)])
+    assert (output.view(9, HEADS, HDIM) - want).abs().max() < (6e-3 if model is torch.float16 else 4e-2)
+
+
 def test_what_is_not_known_is_refused_or_said():
-    with pytest.raises(fmha.NotSupportedError, match="fp8"):
-        backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype="fp8")
+    with pytest.raises(fmha.NotSupportedError, match="fp8_inc"):
+        backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype="fp8_inc")
+    with pytest.raises(fmha.NotSupportedError, match="16 bits"):
+        backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype="fp8").forward(None, torch.ones(1), None, None, None, object(), None)
     with pytest.raises(fmha.NotSupportedError, match="encoder_decoder"):
         backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, attn_type="encoder_decoder")
-    assert not backend.FmhaBackend.supports_kv_cache_dtype("fp8") and not backend.FmhaBackend.supports_head_size(264)
+    assert backend.FmhaBackend.supports_kv_cache_dtype("fp8") and not backend.FmhaBackend.supports_kv_cache_dtype("fp8_inc") and not backend.FmhaBackend.supports_head_size(520)
     assert not backend.FmhaBackend.supports_head_size(36) and backend.FmhaBackend.supports_head_size(80)
     assert not backend.FmhaBackend.is_mla() and not backend.FmhaBackend.supports_mm_prefix() and not backend.FmhaBackend.supports_non_causal()
 

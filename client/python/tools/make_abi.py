@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Writes fmha/_abi.py: the C headers as cffi's parsed form, so that no struct is written down twice.
 
-    python3 make_abi.py --cc CC --include DIR... --out FILE
+    python3 make_abi.py --cc CC --include DIR... --out FILE [--header NAME...]
 
 The compiler's preprocessor expands the headers; what comes from system headers is left out.
 """
 import argparse
 import os
+import pathlib
 import re
 import subprocess
 
@@ -48,12 +49,13 @@ def main():
     parser.add_argument("--cc", default="cc")
     parser.add_argument("--include", action="append", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--header", action="append", help="instead of libfmha_client's: of another library, in a file of its own")
     options = parser.parse_args()
-    headers = [h for h in HEADERS if any(os.path.exists(os.path.join(i, h)) for i in options.include)]
+    headers = [h for h in options.header or HEADERS if any(os.path.exists(os.path.join(i, h)) for i in options.include)]
     builder = cffi.FFI()
     builder.cdef(declarations(options.cc, options.include, headers))
     builder.cdef(constants(options.cc, options.include, headers))
-    builder.set_source("fmha._abi", None)
+    builder.set_source(f"fmha.{pathlib.Path(options.out).stem}", None)
     builder.emit_python_code(options.out)
 
 

@@ -3,9 +3,17 @@
 
 const struct cli_option build_options[] = {
 	{"arch", BUILD_ARCH, "ARCH", "sm_80, sm_90a, gfx90a, gfx942, ...: see `fmhactl archs`"},
-	{"profile", BUILD_PROFILE, "P", "only the profile's kernels: see `fmhactl profiles`"},
+	{"profile", BUILD_PROFILE, "P",
+	 "only the profile's kernels, by its name or number: see `fmhactl profiles`"},
 	{"filter", BUILD_FILTER, "EXPR",
 	 "only these, such as \"hdim_q == 128 and data_type == 'bf16'\""},
+	{"filter-file", BUILD_FILTER_FILE, "FILE",
+	 "a file with such an expression, of any number of lines, with # before comments; may be "
+	 "given again; all of them and --filter have to hold"},
+	{"set", BUILD_SET, "FILE",
+	 "only the kernels that a kernel set declares, as `fmhactl enumerate --set` reads it; may "
+	 "be "
+	 "given again"},
 	{"kernel", BUILD_KERNEL, "NAME",
 	 "only this kernel, as --list or `fmhactl plan` prints it; may be given again"},
 	{"jobs", BUILD_JOBS, "N", "builds at a time (default: every core)"},

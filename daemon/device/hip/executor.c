@@ -10,7 +10,6 @@
  * Tiny launches on an idle device are watched by the submitting thread itself (gpu_run_here).
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -19,10 +18,7 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
-#include "gate.h"
 #include "gpu.h"
-#include "kernels.h"
-#include "shared.h"
 
 #define SPIN_NS          50000 /* watch an event so long before sleeping between looks */
 #define PAUSE_NS         20000
@@ -40,7 +36,7 @@
 struct device_stream {
 	struct device_stream *next; /* among the free ones */
 	hipStream_t stream;
-	hipStream_t gate; /* see gate.h; NULL: none */
+	hipStream_t gate; /* see gpu.h; NULL: none */
 };
 
 struct gpu_launch {
@@ -214,8 +210,8 @@ static hipError_t issue(struct gpu_device *gpu, struct gpu_launch *launch, bool 
 		status = gpu_gate_wait(gpu, &base->stream->gate, stream, base->event_waits,
 				       base->n_event_waits, &launch->pass);
 	for (uint32_t i = 0; i < base->n_waits && status == hipSuccess; i++)
-		status = hipStreamWaitValue32(stream, base->waits[i].device, base->waits[i].value,
-					      hipStreamWaitValueGte, 0xffffffffu);
+		status = gpu_word_wait(gpu->word_kernel, stream, base->waits[i].device,
+				       base->waits[i].value);
 	if (status == hipSuccess && timed)
 		status = hipEventRecord(launch->begin, stream);
 
@@ -231,8 +227,8 @@ static hipError_t issue(struct gpu_device *gpu, struct gpu_launch *launch, bool 
 					    (hipDeviceptr_t)base->downloads[i].device,
 					    base->downloads[i].bytes, stream);
 	for (uint32_t i = 0; i < base->n_signals && status == hipSuccess; i++)
-		status = hipStreamWriteValue32(stream, base->signals[i].device,
-					       base->signals[i].value, 0);
+		status = gpu_word_write(gpu->word_kernel, stream, base->signals[i].device,
+					base->signals[i].value);
 	for (uint32_t i = 0; i < base->n_event_signals && status == hipSuccess; i++)
 		status = hipEventRecord(gpu_event_of(base->event_signals[i]), stream);
 	if (status == hipSuccess && timed)
@@ -381,8 +377,8 @@ bool gpu_release_fences(struct device *device, struct device_launch *base)
 	if (base->n_event_waits > 0)
 		gpu_gate_give_up(gpu, &base->stream->gate, &launch->pass);
 	for (uint32_t i = 0; i < base->n_waits; i++)
-		(void)hipStreamWriteValue32(gpu->rescue, base->waits[i].device,
-					    base->waits[i].value, 0);
+		(void)gpu_word_write(gpu->word_kernel, gpu->rescue, base->waits[i].device,
+				     base->waits[i].value);
 	return true;
 }
 
@@ -551,7 +547,7 @@ int gpu_executor_start(struct gpu_device *gpu, struct fmha_error *err)
 	status = gpu_first_uses(gpu->scrub);
 	if (status != hipSuccess)
 		return gpu_error(status, "using the device for the first time", err);
-	status = gpu_try_fences(gpu->rescue, gpu->device.info.no_fences,
+	status = gpu_try_fences(NULL, gpu->rescue, gpu->device.info.no_fences,
 				sizeof(gpu->device.info.no_fences));
 	if (status != hipSuccess)
 		return gpu_error(status, "trying whether streams wait for words", err);

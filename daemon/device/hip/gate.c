@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-#include "gate.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 
 #include <proto/error.h>
-
-#include "shared.h"
 
 #define WORDS 1024 /* in one allocation */
 
@@ -93,10 +91,9 @@ hipError_t gpu_gate_wait(struct gpu_device *gpu, hipStream_t *gate, hipStream_t 
 	for (uint32_t i = 0; i < n && status == hipSuccess; i++)
 		status = hipStreamWaitEvent(*gate, gpu_event_of(events[i]), 0);
 	if (status == hipSuccess)
-		status = hipStreamWriteValue32(*gate, pass->word, ++pass->value, 0);
+		status = gpu_word_write(gpu->word_kernel, *gate, pass->word, ++pass->value);
 	if (status == hipSuccess)
-		status = hipStreamWaitValue32(stream, pass->word, pass->value,
-					      hipStreamWaitValueGte, 0xffffffffu);
+		status = gpu_word_wait(gpu->word_kernel, stream, pass->word, pass->value);
 	return status;
 }
 
@@ -107,7 +104,7 @@ void gpu_gate_give_up(struct gpu_device *gpu, hipStream_t *gate, struct gpu_pass
 
 	if (!pass->word)
 		return; /* it has been let go before */
-	(void)hipStreamWriteValue32(gpu->rescue, pass->word, pass->value, 0);
+	(void)gpu_word_write(gpu->word_kernel, gpu->rescue, pass->word, pass->value);
 	pass->word = NULL;
 	if (!*gate)
 		return; /* an earlier launch has given it up */

@@ -4,31 +4,35 @@
  * clients share; executor.c launches; kernels.c chooses kernels and loads their code.
  *
  * Threads: the worker's loop calls everything; one executor thread watches launches end; another gives
- * memory back (memory.h); what else may block for long, as opening a foreign handle does for seconds, is
+ * memory back; what else may block for long, as opening a foreign handle does for seconds, is
  * called on threads of the worker's. All have the device's context current.
  */
 #ifndef FMHAD_DEVICE_GPU_H
 #define FMHAD_DEVICE_GPU_H
 
+#include <device_impl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include <base/list.h>
-#include <device_impl.h>
+#include <compile/build_identity.h>
+#include <catalogue/gpu_catalogue.h>
+#include <kernels/gpu_kernel.h>
 
 #include "hip_api.h"
 
 #define GPU_KERNEL_LISTS 1024 /* thousands may be loaded, and each plan asks for many */
+#define GPU_ORDERS       16   /* a plan's stages, and what was weighed up against them */
 
 struct gpu_gate; /* gate.c */
 struct gpu_launch;
-struct gpu_memory; /* memory.h */
-struct gpu_shared; /* shared.h */
-struct gpu_words;  /* gate.c */
+struct gpu_memory;
+struct gpu_shared;
+struct gpu_words; /* gate.c */
 
-/* memory.h */
+/* Below: memory. */
 struct gpu_reclaim {
 	pthread_t thread;
 	bool started, stopping;
@@ -39,14 +43,21 @@ struct gpu_reclaim {
 	uint64_t n_done;
 };
 
+/* Of one compile, and what it comes to. */
+struct gpu_order {
+	struct build_identity identity;
+	struct gpu_kernel kernel;
+};
+
 struct gpu_device {
 	struct device device;
 	int index;
 	size_t vmm_granularity; /* 0: no exportable memory */
 
 	/* executor.c */
-	hipStream_t rescue; /* for words that release a stuck fence */
-	hipStream_t scrub;  /* clears new memory: nobody else has to wait for that */
+	hipStream_t rescue;        /* for words that release a stuck fence */
+	hipStream_t scrub;         /* clears new memory: nobody else has to wait for that */
+	hipFunction_t word_kernel; /* waits for words and writes them; NULL: the runtime does */
 	struct device_stream *free_streams;
 	uint32_t n_free_streams;
 	pthread_t thread;
@@ -75,6 +86,8 @@ struct gpu_device {
 
 	/* kernels.c; loop thread only */
 	struct list kernels[GPU_KERNEL_LISTS]; /* by identity */
+	struct gpu_order orders[GPU_ORDERS];   /* the last that plans were told of */
+	uint32_t n_orders;                     /* so far */
 	struct list idle; /* those that nobody has, the ones that were had last at the end */
 	uint32_t n_idle;
 	uint64_t idle_bytes, most_idle, most_idle_bytes;
@@ -140,5 +153,186 @@ void gpu_cancel(struct device *device, struct device_launch *launch);
 bool gpu_release_fences(struct device *device, struct device_launch *launch);
 uint64_t gpu_stalled_ns(struct device *device, struct device_launch *launch,
 			const char **ret_kernel);
+
+/* ---- kernels ---- */
+
+/*
+ * Which kernels a GPU runs, and their code.
+ *
+ * A kernel is chosen when a plan is made (no compiler involved), built by the front on the first
+ * plan that needs it, loaded once, and then shared by every plan of the worker. It stays as long as
+ * somebody waits for it or has it; then it is idle, and goes when there are too many of those.
+ */
+
+enum gpu_kernel_state { GPU_KERNEL_BUILDING, GPU_KERNEL_READY, GPU_KERNEL_BROKEN };
+
+struct gpu_build; /* a request for this kernel's code, on one user's behalf */
+
+/* A user who has a kernel. */
+struct gpu_hold {
+	struct gpu_hold *next;
+	uint32_t uid, n;
+};
+
+struct device_kernel {
+	struct list in_kernels, in_idle;
+	struct gpu_kernel choice;
+	struct build_identity identity;
+	enum gpu_kernel_state state;
+	uint32_t spills; /* as its code says, once it has been seen */
+	hipModule_t module;
+	void *image; /* of the module, where it needs that to stay */
+	hipFunction_t function;
+	uint64_t bytes; /* of its code; 0: not seen yet */
+	struct gpu_build *builds;
+	struct device_waiter *waiters;
+	uint32_t n_served; /* waiters that were told, and others for whom it must not go */
+	struct gpu_hold *holds;
+	uint32_t owner; /* the user for whom it was loaded, whoever else has it */
+};
+
+int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtype,
+		    const union abi_args *args, struct plan_stage *stage, const char **ret_why);
+int gpu_prepare(struct device *device, const struct plan_stage *stage, const union abi_args *args,
+		struct device_waiter *waiter, const struct device_kernel **ret_kernel,
+		struct fmha_error *err);
+int gpu_prepare_words(struct device *device, struct device_waiter *waiter,
+		      const struct device_kernel **ret_kernel, struct fmha_error *err);
+int gpu_try_words(struct device *device, const struct device_kernel *kernel,
+		  struct fmha_error *err);
+int gpu_prepare_tables(struct device *device, struct device_waiter *waiter,
+		       const struct device_kernel **ret_kernel, struct fmha_error *err);
+void gpu_place_tables(const struct device *device, struct launch_record *record);
+const char *gpu_kernel_name(const struct device_kernel *kernel);
+void gpu_forget(struct device *device, struct device_waiter *waiter);
+int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, bool *ret_first,
+	     struct fmha_error *err);
+bool gpu_drop(struct device *device, struct device_kernel *kernel, uint32_t uid);
+uint64_t gpu_kernel_bytes(const struct device_kernel *kernel);
+uint32_t gpu_kernel_spills(const struct device_kernel *kernel);
+void gpu_set_idle(struct device *device, uint64_t most, uint64_t most_bytes);
+uint32_t gpu_count_idle(const struct device *device);
+void gpu_kernels_init(struct gpu_device *gpu);
+void gpu_kernels_free(struct gpu_device *gpu);
+
+/* ---- memory ---- */
+
+/*
+ * A piece of memory of this backend, and its end. A module is one, too.
+ *
+ * To give memory back a driver waits until every stream is through, also those that wait for a client's word. So
+ * nobody who has something else to do gives it back: it goes to a thread of its own.
+ */
+
+enum gpu_memory_kind {
+	MEMORY_PLAIN,
+	MEMORY_VMM,
+	MEMORY_IPC,
+	MEMORY_COPY,
+	MEMORY_STAGING,
+	MEMORY_CODE
+};
+
+/* A device_memory's map. */
+struct gpu_memory {
+	struct gpu_memory *next; /* among kept workspaces, staging, what is to be given back */
+	enum gpu_memory_kind kind;
+	void *base;
+	size_t bytes;
+	void *external; /* MEMORY_VMM: of its struct gpu_mapping */
+	struct gpu_shared *shared;
+	struct device_memory host; /* MEMORY_COPY: the client's memfd */
+	int fd;                    /* of the spare one, which has not been given away */
+	hipModule_t module;        /* MEMORY_CODE; base: its image, or NULL */
+};
+
+/* How long the loop's thread waits for memory that is being given back. */
+#define GPU_LOOP_PATIENCE_MS 200
+
+static inline struct gpu_mapping gpu_mapping_of(const struct gpu_memory *memory)
+{
+	return (struct gpu_mapping){memory->base, memory->bytes, memory->external};
+}
+/* Gives it back here and now. */
+void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory);
+
+int gpu_reclaim_start(struct gpu_device *gpu, struct fmha_error *err);
+/* Gives back what is left. */
+void gpu_reclaim_stop(struct gpu_device *gpu);
+/* Any thread: takes the memory over. */
+void gpu_reclaim(struct gpu_device *gpu, struct gpu_memory *memory);
+/* Any thread. How many pieces have been given back so far. */
+uint64_t gpu_reclaimed(struct gpu_device *gpu);
+/* Any thread. Return: whether within @ms all that is to be given back has been, and it was more than @since. */
+bool gpu_reclaim_wait(struct gpu_device *gpu, uint64_t since, uint32_t ms);
+
+/* ---- gate ---- */
+
+/*
+ * Waiting for other processes' events, in a way that can be given up.
+ *
+ * Nobody can let a stream go that waits for an event: recording the event again changes nothing for
+ * it. So a launch's own stream never does. Another stream, its gate, waits and then writes a word
+ * that the launch's stream waits for; whoever gives up waiting writes that word from elsewhere. The
+ * gate is abandoned then, until the driver is through with it, and the next launch gets a new one.
+ *
+ * Loop thread only.
+ */
+
+/* A launch's word and the value that says "go on". All zero is one that has none yet. */
+struct gpu_pass {
+	uint32_t *word; /* in device memory */
+	uint32_t value;
+};
+
+/* Makes @stream wait for @events. @gate: the stream's, NULL: it has none yet. */
+hipError_t gpu_gate_wait(struct gpu_device *gpu, hipStream_t *gate, hipStream_t stream,
+			 struct device_event *const *events, uint32_t n, struct gpu_pass *pass);
+
+/* Lets the launch go that waits behind the gate, which is abandoned with the word. */
+void gpu_gate_give_up(struct gpu_device *gpu, hipStream_t *gate, struct gpu_pass *pass);
+
+/* The stream is not used any more. */
+void gpu_gate_free(struct gpu_device *gpu, hipStream_t gate);
+
+/* All of it, at the end. */
+void gpu_gates_deinit(struct gpu_device *gpu);
+
+/* ---- shared ---- */
+
+/*
+ * Allocations and events of other processes, opened by their IPC handles.
+ *
+ * A process can open a handle only once, so what is open is shared by whoever imports it and
+ * counted. Any thread. The driver is never called with the lock held: who wants a handle that
+ * another thread is just opening or closing waits for that thread, everybody else does not.
+ */
+
+#define GPU_HANDLE_BYTES 64
+
+enum gpu_shared_kind { SHARED_MEMORY, SHARED_EVENT };
+
+struct gpu_shared {
+	struct gpu_shared *next;
+	enum gpu_shared_kind kind;
+	enum { SHARED_OPENING, SHARED_OPEN, SHARED_CLOSING } state;
+	uint32_t n_users;
+	uint8_t handle[GPU_HANDLE_BYTES];
+	void *base; /* SHARED_MEMORY */
+	size_t bytes;
+	hipEvent_t event; /* SHARED_EVENT */
+};
+
+/* Takes one reference to what @handle (@handle_bytes) names. Return: 0, FMHA_EINVAL naming the
+ * handle, FMHA_ETIMEDOUT: another thread has been opening it for too long, FMHA_ENOMEM. */
+int gpu_shared_get(struct gpu_device *gpu, enum gpu_shared_kind kind, const uint8_t *handle,
+		   uint32_t handle_bytes, struct gpu_shared **ret_shared, struct fmha_error *err);
+void gpu_shared_put(struct gpu_device *gpu, struct gpu_shared *shared);
+/* The same in two steps. Return: whether it was the last; then nobody gets it any more, and it has to be closed. */
+bool gpu_shared_leave(struct gpu_device *gpu, struct gpu_shared *shared);
+void gpu_shared_close(struct gpu_device *gpu, struct gpu_shared *shared);
+
+/* A device_event of this backend is a struct gpu_shared. */
+hipEvent_t gpu_event_of(const struct device_event *event);
 
 #endif

@@ -6,13 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include <kernels/gpu_peak.h>
 #include <proto/error.h>
 
 #include "gpu.h"
-#include "kernels.h"
-#include "memory.h"
 #ifdef FMHA_HIP_ON_CUDA
 #include "mps.h"
 #endif
@@ -55,6 +54,54 @@ static void describe_peak(struct device_info *info, const hipDeviceProp_t *prope
 #endif
 }
 
+/* One without an address (a driver that does not tell) gets none. */
+static void describe_address(char address[PCI_BYTES], const hipDeviceProp_t *properties)
+{
+	if (properties->pciDomainID || properties->pciBusID || properties->pciDeviceID)
+		(void)snprintf(address, PCI_BYTES, "%04x:%02x:%02x.0",
+			       (unsigned int)properties->pciDomainID & 0xffff,
+			       (unsigned int)properties->pciBusID & 0xff,
+			       (unsigned int)properties->pciDeviceID & 0xff);
+	else
+		address[0] = '\0';
+}
+
+static bool is_at(uint32_t index, const char *address)
+{
+	hipDeviceProp_t properties;
+	char at[PCI_BYTES];
+
+	if (hipGetDeviceProperties(&properties, (int)index) != hipSuccess)
+		return false;
+	describe_address(at, &properties);
+	return strcasecmp(at, address) == 0;
+}
+
+/*
+ * The driver's number of the device that @config means. Numbers move up when a card before it is lost, so an
+ * address goes before them; parts of one card share theirs, of which the number says which.
+ */
+static int find_index(const struct config_device *config, uint32_t count, uint32_t *ret_index,
+		      struct fmha_error *err)
+{
+	*ret_index = config->index;
+	if (!config->pci[0])
+		return config->index < count ? 0
+					     : fmha_error_set_field(err, FMHA_ENOENT, "index",
+								    "index %u: the " GPU_BACKEND
+								    " driver shows %u devices",
+								    config->index, count);
+	if (config->index < count && is_at(config->index, config->pci))
+		return 0;
+	for (*ret_index = 0; *ret_index < count; ++*ret_index)
+		if (is_at(*ret_index, config->pci))
+			return 0;
+	return fmha_error_set_field(err, FMHA_ENOENT, "pci",
+				    "pci %s: none of the %u devices that the " GPU_BACKEND
+				    " driver shows is there",
+				    config->pci, count);
+}
+
 static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 {
 	struct device_info *info = &gpu->device.info;
@@ -68,6 +115,7 @@ static int gpu_describe(struct gpu_device *gpu, struct fmha_error *err)
 	(void)snprintf(info->arch, sizeof(info->arch), "%.*s",
 		       (int)strcspn(properties.gcnArchName, ":"), properties.gcnArchName);
 	(void)snprintf(info->backend, sizeof(info->backend), "%s", GPU_BACKEND);
+	describe_address(info->pci, &properties);
 	info->compute_units = (uint32_t)properties.multiProcessorCount;
 	(void)snprintf(info->model, sizeof(info->model), "%.48s %u", properties.name,
 		       info->compute_units);
@@ -110,12 +158,32 @@ static void gpu_close(struct device *device)
 	free(gpu);
 }
 
+/* What was found of how memory gets from one process to another. */
+static void take_sharing(struct gpu_device *gpu, struct gpu_trial *trial)
+{
+	struct device_info *info = &gpu->device.info;
+	struct gpu_sharing found = {0};
+
+	gpu_trial_end(trial, &found);
+	memcpy(info->no_descriptors, found.no_descriptors, sizeof(info->no_descriptors));
+	memcpy(info->no_handles, found.no_handles, sizeof(info->no_handles));
+	if (!info->no_descriptors[0])
+		gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
+	info->descriptors = gpu->vmm_granularity > 0;
+	if (!info->descriptors && !info->no_descriptors[0])
+		(void)snprintf(info->no_descriptors, sizeof(info->no_descriptors),
+			       "the driver has no such memory");
+	info->handles = !info->no_handles[0];
+}
+
 static int gpu_open(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err)
 {
 	struct device_info asked = {0};
+	struct gpu_trial *trial;
 	struct gpu_device *gpu;
 	hipError_t status;
+	uint32_t index;
 	int count = 0, r;
 
 	gpu_find_mps(&asked);
@@ -124,11 +192,10 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 		status = hipGetDeviceCount(&count);
 	if (status != hipSuccess)
 		return gpu_error(status, "opening the " GPU_BACKEND " driver", err);
-	if (config->index >= (uint32_t)count)
-		return fmha_error_set_field(err, FMHA_ENOENT, "index",
-					    "index %u: the " GPU_BACKEND " driver shows %d devices",
-					    config->index, count);
-	status = hipSetDevice((int)config->index);
+	r = find_index(config, (uint32_t)count, &index, err);
+	if (r < 0)
+		return r;
+	status = hipSetDevice((int)index);
 	if (status != hipSuccess)
 		return gpu_error(status, "opening the device", err);
 	gpu = calloc(1, sizeof(*gpu));
@@ -137,15 +204,16 @@ static int gpu_open(const struct config_device *config, struct device **ret_devi
 	gpu_kernels_init(gpu);
 	gpu->device.ops = &fmhad_device_ops;
 	gpu->device.info = asked;
-	gpu->index = (int)config->index;
+	gpu->index = (int)index;
 	(void)pthread_mutex_init(&gpu->shared_lock, NULL);
 	(void)pthread_cond_init(&gpu->shared_changed, NULL);
-	gpu->vmm_granularity = gpu_vmm_granularity(gpu->index);
+	trial = gpu_trial_begin(gpu->index);
 	r = gpu_reclaim_start(gpu, err);
 	if (r == 0)
 		r = gpu_describe(gpu, err);
 	if (r == 0)
 		r = gpu_executor_start(gpu, err);
+	take_sharing(gpu, trial);
 	if (r < 0) {
 		gpu_close(&gpu->device);
 		return r;
@@ -175,6 +243,9 @@ static bool gpu_make_room(struct device *device, uint64_t bytes)
 __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops = {
 	.backend = GPU_BACKEND,
 	.open = gpu_open,
+#ifndef FMHA_HIP_ON_CUDA
+	.trial = gpu_trial_peer,
+#endif
 	.close = gpu_close,
 	.enter_thread = gpu_enter_thread,
 	.memory_cost = gpu_memory_cost,
@@ -189,6 +260,10 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.find_kernel = gpu_find_kernel,
 	.prepare = gpu_prepare,
 	.prepare_tables = gpu_prepare_tables,
+#ifndef FMHA_HIP_ON_CUDA
+	.prepare_words = gpu_prepare_words,
+	.try_words = gpu_try_words,
+#endif
 	.place_tables = gpu_place_tables,
 	.kernel_name = gpu_kernel_name,
 	.forget = gpu_forget,

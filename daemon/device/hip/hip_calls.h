@@ -3,7 +3,7 @@
  * hip_calls.h: the HIP calls that this folder uses, so that it needs neither vendor's headers or libraries to
  * build. hip_on_amd.c hands them to libamdhip64, whichever version there is; hip_on_cuda.c has each done by a
  * call of libcuda, since HIP's driver-style interface is a renamed CUDA driver interface. Both libraries are opened
- * at run time; on a machine without, hipInit() is hipErrorNoDevice. Extend the list there when more are needed.
+ * at run time; on a machine without, hipInit() is hipErrorNoDevice. Extend the lists below when more are needed.
  *
  * Error values are those that HIP and CUDA share.
  */
@@ -69,57 +69,86 @@ typedef struct {
 #define hipStreamWaitValueGte         0x00
 
 hipError_t hipInit(unsigned flags);
-hipError_t hipGetDeviceCount(int *count);
-hipError_t hipSetDevice(int device);
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device);
-hipError_t hipDriverGetVersion(int *version);
-hipError_t hipMemGetInfo(size_t *free_bytes, size_t *total_bytes);
+hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigned flags);
 const char *hipGetErrorName(hipError_t error);
 const char *hipGetErrorString(hipError_t error);
 
-hipError_t hipMalloc(void **pointer, size_t bytes);
-hipError_t hipFree(void *pointer);
-hipError_t hipHostRegister(void *pointer, size_t bytes, unsigned flags);
-hipError_t hipHostUnregister(void *pointer);
-hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDeviceptr_t pointer);
-hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream);
-hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream);
-hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes,
-			    hipStream_t stream);
+/* X(name, that of the call of libcuda that does the same, parameters, arguments). Its addresses are numbers: they go the
+ * same way. */
+#define HIP_SAME_CALLS(X)                                                                          \
+	X(hipGetDeviceCount, "cuDeviceGetCount", (int *count), (count))                            \
+	X(hipDriverGetVersion, "cuDriverGetVersion", (int *version), (version))                    \
+	X(hipFree, "cuMemFree_v2", (void *pointer), (pointer))                                     \
+	X(hipHostRegister, "cuMemHostRegister_v2", (void *pointer, size_t bytes, unsigned flags),  \
+	  (pointer, bytes, flags))                                                                 \
+	X(hipHostUnregister, "cuMemHostUnregister", (void *pointer), (pointer))                    \
+	X(hipMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                              \
+	  (hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream),                       \
+	  (to, from, bytes, stream))                                                               \
+	X(hipMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                              \
+	  (void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream),                       \
+	  (to, from, bytes, stream))                                                               \
+	X(hipMemsetD8Async, "cuMemsetD8Async",                                                     \
+	  (hipDeviceptr_t to, unsigned char value, size_t bytes, hipStream_t stream),              \
+	  (to, value, bytes, stream))                                                              \
+	X(hipIpcGetMemHandle, "cuIpcGetMemHandle", (hipIpcMemHandle_t * handle, void *pointer),    \
+	  (handle, pointer))                                                                       \
+	X(hipIpcCloseMemHandle, "cuIpcCloseMemHandle", (void *pointer), (pointer))                 \
+	X(hipIpcOpenEventHandle, "cuIpcOpenEventHandle",                                           \
+	  (hipEvent_t * event, hipIpcEventHandle_t handle), (event, handle))                       \
+	X(hipStreamCreateWithFlags, "cuStreamCreate", (hipStream_t * stream, unsigned flags),      \
+	  (stream, flags))                                                                         \
+	X(hipStreamDestroy, "cuStreamDestroy_v2", (hipStream_t stream), (stream))                  \
+	X(hipStreamSynchronize, "cuStreamSynchronize", (hipStream_t stream), (stream))             \
+	X(hipStreamQuery, "cuStreamQuery", (hipStream_t stream), (stream))                         \
+	X(hipStreamWaitEvent, "cuStreamWaitEvent",                                                 \
+	  (hipStream_t stream, hipEvent_t event, unsigned flags), (stream, event, flags))          \
+	X(hipStreamWriteValue32, "cuStreamWriteValue32_v2",                                        \
+	  (hipStream_t stream, void *pointer, uint32_t value, unsigned flags),                     \
+	  (stream, pointer, value, flags))                                                         \
+	X(hipEventCreateWithFlags, "cuEventCreate", (hipEvent_t * event, unsigned flags),          \
+	  (event, flags))                                                                          \
+	X(hipEventDestroy, "cuEventDestroy_v2", (hipEvent_t event), (event))                       \
+	X(hipEventRecord, "cuEventRecord", (hipEvent_t event, hipStream_t stream),                 \
+	  (event, stream))                                                                         \
+	X(hipEventQuery, "cuEventQuery", (hipEvent_t event), (event))                              \
+	X(hipEventElapsedTime, "cuEventElapsedTime",                                               \
+	  (float *ms, hipEvent_t start, hipEvent_t stop), (ms, start, stop))                       \
+	X(hipModuleLoadData, "cuModuleLoadData", (hipModule_t * module, const void *image),        \
+	  (module, image))                                                                         \
+	X(hipModuleUnload, "cuModuleUnload", (hipModule_t module), (module))                       \
+	X(hipModuleGetFunction, "cuModuleGetFunction",                                             \
+	  (hipFunction_t * function, hipModule_t module, const char *name),                        \
+	  (function, module, name))
 
-hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *handle, void *pointer);
-hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigned flags);
-hipError_t hipIpcCloseMemHandle(void *pointer);
-hipError_t hipIpcOpenEventHandle(hipEvent_t *event, hipIpcEventHandle_t handle);
+/* Those that libcuda has otherwise. */
+#define HIP_OTHER_CALLS(X)                                                                         \
+	X(hipSetDevice, "", (int device), (device))                                                \
+	X(hipMalloc, "", (void **pointer, size_t bytes), (pointer, bytes))                         \
+	X(hipMemGetAddressRange, "",                                                               \
+	  (hipDeviceptr_t * base, size_t * bytes, hipDeviceptr_t pointer), (base, bytes, pointer)) \
+	X(hipStreamWaitValue32, "",                                                                \
+	  (hipStream_t stream, void *pointer, uint32_t value, unsigned flags, uint32_t mask),      \
+	  (stream, pointer, value, flags, mask))
 
-hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags);
+/* Those that it has not. */
+#define HIP_OWN_CALLS(X)                                                                           \
+	X(hipDeviceGetStreamPriorityRange, "", (int *least, int *greatest), (least, greatest))     \
+	X(hipStreamCreateWithPriority, "", (hipStream_t * stream, unsigned flags, int priority),   \
+	  (stream, flags, priority))                                                               \
+	X(hipModuleLaunchKernel, "",                                                               \
+	  (hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,              \
+	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes,               \
+	   hipStream_t stream, void **parameters, void **extra),                                   \
+	  (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes, stream,         \
+	   parameters, extra))
+
+#define HIP_PROTOTYPE(name, symbol, parameters, arguments) hipError_t name parameters;
+HIP_SAME_CALLS(HIP_PROTOTYPE)
+HIP_OTHER_CALLS(HIP_PROTOTYPE)
 #ifndef FMHA_HIP_ON_CUDA
-hipError_t hipDeviceGetStreamPriorityRange(int *least, int *greatest);
-hipError_t hipStreamCreateWithPriority(hipStream_t *stream, unsigned flags, int priority);
-#endif
-hipError_t hipStreamDestroy(hipStream_t stream);
-hipError_t hipStreamSynchronize(hipStream_t stream);
-hipError_t hipStreamQuery(hipStream_t stream);
-hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags);
-hipError_t hipStreamWaitValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags,
-				uint32_t mask);
-hipError_t hipStreamWriteValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags);
-
-hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags);
-hipError_t hipEventDestroy(hipEvent_t event);
-hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream);
-hipError_t hipEventQuery(hipEvent_t event);
-hipError_t hipEventSynchronize(hipEvent_t event);
-hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop);
-
-hipError_t hipModuleLoadData(hipModule_t *module, const void *image);
-hipError_t hipModuleUnload(hipModule_t module);
-hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name);
-#ifndef FMHA_HIP_ON_CUDA
-hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
-				 unsigned grid_z, unsigned block_x, unsigned block_y,
-				 unsigned block_z, unsigned lds_bytes, hipStream_t stream,
-				 void **parameters, void **extra);
+HIP_OWN_CALLS(HIP_PROTOTYPE)
 /* Of the HSA runtime below; NULL: there is none of this name. */
 void *hip_lower_symbol(const char *name);
 #endif

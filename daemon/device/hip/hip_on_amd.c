@@ -11,57 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* X(name, parameters, arguments) */
 #define CALLS(X)                                                                                   \
-	X(hipGetDeviceCount, (int *count), (count))                                                \
-	X(hipSetDevice, (int device), (device))                                                    \
-	X(hipDriverGetVersion, (int *version), (version))                                          \
-	X(hipMalloc, (void **pointer, size_t bytes), (pointer, bytes))                             \
-	X(hipFree, (void *pointer), (pointer))                                                     \
-	X(hipHostRegister, (void *pointer, size_t bytes, unsigned flags), (pointer, bytes, flags)) \
-	X(hipHostUnregister, (void *pointer), (pointer))                                           \
-	X(hipMemGetAddressRange, (hipDeviceptr_t * base, size_t * bytes, hipDeviceptr_t pointer),  \
-	  (base, bytes, pointer))                                                                  \
-	X(hipMemcpyHtoDAsync, (hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream),   \
-	  (to, from, bytes, stream))                                                               \
-	X(hipMemcpyDtoHAsync, (void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream),   \
-	  (to, from, bytes, stream))                                                               \
-	X(hipMemsetD8Async,                                                                        \
-	  (hipDeviceptr_t to, unsigned char value, size_t bytes, hipStream_t stream),              \
-	  (to, value, bytes, stream))                                                              \
-	X(hipIpcCloseMemHandle, (void *pointer), (pointer))                                        \
-	X(hipIpcOpenEventHandle, (hipEvent_t * event, hipIpcEventHandle_t handle),                 \
-	  (event, handle))                                                                         \
-	X(hipStreamCreateWithFlags, (hipStream_t * stream, unsigned flags), (stream, flags))       \
-	X(hipDeviceGetStreamPriorityRange, (int *least, int *greatest), (least, greatest))         \
-	X(hipStreamCreateWithPriority, (hipStream_t * stream, unsigned flags, int priority),       \
-	  (stream, flags, priority))                                                               \
-	X(hipStreamDestroy, (hipStream_t stream), (stream))                                        \
-	X(hipStreamSynchronize, (hipStream_t stream), (stream))                                    \
-	X(hipStreamQuery, (hipStream_t stream), (stream))                                          \
-	X(hipStreamWaitEvent, (hipStream_t stream, hipEvent_t event, unsigned flags),              \
-	  (stream, event, flags))                                                                  \
-	X(hipStreamWaitValue32,                                                                    \
-	  (hipStream_t stream, void *pointer, uint32_t value, unsigned flags, uint32_t mask),      \
-	  (stream, pointer, value, flags, mask))                                                   \
-	X(hipStreamWriteValue32,                                                                   \
-	  (hipStream_t stream, void *pointer, uint32_t value, unsigned flags),                     \
-	  (stream, pointer, value, flags))                                                         \
-	X(hipEventCreateWithFlags, (hipEvent_t * event, unsigned flags), (event, flags))           \
-	X(hipEventDestroy, (hipEvent_t event), (event))                                            \
-	X(hipEventRecord, (hipEvent_t event, hipStream_t stream), (event, stream))                 \
-	X(hipEventQuery, (hipEvent_t event), (event))                                              \
-	X(hipEventElapsedTime, (float *ms, hipEvent_t start, hipEvent_t stop), (ms, start, stop))  \
-	X(hipModuleLoadData, (hipModule_t * module, const void *image), (module, image))           \
-	X(hipModuleUnload, (hipModule_t module), (module))                                         \
-	X(hipModuleGetFunction, (hipFunction_t * function, hipModule_t module, const char *name),  \
-	  (function, module, name))                                                                \
-	X(hipModuleLaunchKernel,                                                                   \
-	  (hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,              \
-	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes,               \
-	   hipStream_t stream, void **parameters, void **extra),                                   \
-	  (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes, stream,         \
-	   parameters, extra))
+	HIP_SAME_CALLS(X)                                                                          \
+	HIP_OTHER_CALLS(X)                                                                         \
+	HIP_OWN_CALLS(X)
 
 static struct {
 	void *library;
@@ -71,12 +24,12 @@ static struct {
 	const char *(*error_name)(hipError_t error);
 	const char *(*error_string)(hipError_t error);
 	bool is_5; /* of that major version or older */
-#define MEMBER(name, parameters, arguments) hipError_t(*name) parameters;
+#define MEMBER(name, symbol, parameters, arguments) hipError_t(*name) parameters;
 	CALLS(MEMBER)
 #undef MEMBER
 } amd;
 
-#define FORWARD(name, parameters, arguments)                                                       \
+#define FORWARD(name, symbol, parameters, arguments)                                               \
 	hipError_t name parameters                                                                 \
 	{                                                                                          \
 		return amd.name arguments;                                                         \
@@ -105,7 +58,7 @@ static bool find_calls(void *library)
 		     {(void **)&amd.ipc_open, "hipIpcOpenMemHandle"},
 		     {(void **)&amd.error_name, "hipGetErrorName"},
 		     {(void **)&amd.error_string, "hipGetErrorString"},
-#define ENTRY(name, parameters, arguments) {(void **)&amd.name, #name},
+#define ENTRY(name, symbol, parameters, arguments) {(void **)&amd.name, #name},
 		     CALLS(ENTRY)
 #undef ENTRY
 	};

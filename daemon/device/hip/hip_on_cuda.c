@@ -53,45 +53,18 @@ struct cu_access {
 /* X(return type, name, symbol in libcuda, parameters) */
 #define CUDA_CALLS(X)                                                                              \
 	X(init, "cuInit", (unsigned))                                                              \
-	X(device_count, "cuDeviceGetCount", (int *))                                               \
 	X(device_get, "cuDeviceGet", (int *, int))                                                 \
 	X(device_name, "cuDeviceGetName", (char *, int, int))                                      \
 	X(device_memory, "cuDeviceTotalMem_v2", (size_t *, int))                                   \
 	X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                             \
 	X(context_retain, "cuDevicePrimaryCtxRetain", (void **, int))                              \
 	X(context_set, "cuCtxSetCurrent", (void *))                                                \
-	X(driver_version, "cuDriverGetVersion", (int *))                                           \
-	X(memory_info, "cuMemGetInfo_v2", (size_t *, size_t *))                                    \
 	X(error_name, "cuGetErrorName", (int, const char **))                                      \
 	X(error_string, "cuGetErrorString", (int, const char **))                                  \
 	X(alloc, "cuMemAlloc_v2", (cu_pointer *, size_t))                                          \
-	X(dealloc, "cuMemFree_v2", (cu_pointer))                                                   \
-	X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                       \
-	X(host_unregister, "cuMemHostUnregister", (void *))                                        \
 	X(address_range, "cuMemGetAddressRange_v2", (cu_pointer *, size_t *, cu_pointer))          \
-	X(copy_to, "cuMemcpyHtoDAsync_v2", (cu_pointer, const void *, size_t, hipStream_t))        \
-	X(copy_from, "cuMemcpyDtoHAsync_v2", (void *, cu_pointer, size_t, hipStream_t))            \
-	X(set8, "cuMemsetD8Async", (cu_pointer, unsigned char, size_t, hipStream_t))               \
-	X(ipc_get, "cuIpcGetMemHandle", (hipIpcMemHandle_t *, cu_pointer))                         \
 	X(ipc_open, "cuIpcOpenMemHandle_v2", (cu_pointer *, hipIpcMemHandle_t, unsigned))          \
-	X(ipc_close, "cuIpcCloseMemHandle", (cu_pointer))                                          \
-	X(ipc_open_event, "cuIpcOpenEventHandle", (hipEvent_t *, hipIpcEventHandle_t))             \
-	X(stream_create, "cuStreamCreate", (hipStream_t *, unsigned))                              \
-	X(stream_destroy, "cuStreamDestroy_v2", (hipStream_t))                                     \
-	X(stream_synchronize, "cuStreamSynchronize", (hipStream_t))                                \
-	X(stream_query, "cuStreamQuery", (hipStream_t))                                            \
-	X(stream_wait_event, "cuStreamWaitEvent", (hipStream_t, hipEvent_t, unsigned))             \
 	X(stream_wait, "cuStreamWaitValue32_v2", (hipStream_t, cu_pointer, uint32_t, unsigned))    \
-	X(stream_write, "cuStreamWriteValue32_v2", (hipStream_t, cu_pointer, uint32_t, unsigned))  \
-	X(event_create, "cuEventCreate", (hipEvent_t *, unsigned))                                 \
-	X(event_destroy, "cuEventDestroy_v2", (hipEvent_t))                                        \
-	X(event_record, "cuEventRecord", (hipEvent_t, hipStream_t))                                \
-	X(event_query, "cuEventQuery", (hipEvent_t))                                               \
-	X(event_synchronize, "cuEventSynchronize", (hipEvent_t))                                   \
-	X(event_elapsed, "cuEventElapsedTime", (float *, hipEvent_t, hipEvent_t))                  \
-	X(module_load, "cuModuleLoadData", (hipModule_t *, const void *))                          \
-	X(module_unload, "cuModuleUnload", (hipModule_t))                                          \
-	X(module_function, "cuModuleGetFunction", (hipFunction_t *, hipModule_t, const char *))    \
 	X(function_set, "cuFuncSetAttribute", (hipFunction_t, int, int))                           \
 	X(launch, "cuLaunchKernel",                                                                \
 	  (hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,    \
@@ -120,7 +93,18 @@ static struct {
 #define CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
 	CUDA_CALLS(CUDA_MEMBER)
 #undef CUDA_MEMBER
+#define SAME_MEMBER(name, symbol, parameters, arguments) hipError_t(*name) parameters;
+	HIP_SAME_CALLS(SAME_MEMBER)
+#undef SAME_MEMBER
 } cuda;
+
+#define FORWARD(name, symbol, parameters, arguments)                                               \
+	hipError_t name parameters                                                                 \
+	{                                                                                          \
+		return cuda.name arguments;                                                        \
+	}
+HIP_SAME_CALLS(FORWARD)
+#undef FORWARD
 
 static cu_pointer to_cu(const void *pointer)
 {
@@ -136,6 +120,9 @@ hipError_t hipInit(unsigned flags)
 #define CUDA_SYMBOL(name, symbol, parameters) {symbol, (void **)&cuda.name},
 		CUDA_CALLS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
+#define SAME_SYMBOL(name, symbol, parameters, arguments) {symbol, (void **)&cuda.name},
+			HIP_SAME_CALLS(SAME_SYMBOL)
+#undef SAME_SYMBOL
 	};
 
 	if (!cuda.library) {
@@ -159,11 +146,6 @@ hipError_t hipInit(unsigned flags)
 		cuda.library = library;
 	}
 	return (hipError_t)cuda.init(flags);
-}
-
-hipError_t hipGetDeviceCount(int *count)
-{
-	return (hipError_t)cuda.device_count(count);
 }
 
 hipError_t hipSetDevice(int device)
@@ -214,16 +196,6 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device)
 	return (hipError_t)r;
 }
 
-hipError_t hipDriverGetVersion(int *version)
-{
-	return (hipError_t)cuda.driver_version(version);
-}
-
-hipError_t hipMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-	return (hipError_t)cuda.memory_info(free_bytes, total_bytes);
-}
-
 const char *hipGetErrorName(hipError_t error)
 {
 	const char *name = NULL;
@@ -249,21 +221,6 @@ hipError_t hipMalloc(void **pointer, size_t bytes)
 	return (hipError_t)r;
 }
 
-hipError_t hipFree(void *pointer)
-{
-	return (hipError_t)cuda.dealloc(to_cu(pointer));
-}
-
-hipError_t hipHostRegister(void *pointer, size_t bytes, unsigned flags)
-{
-	return (hipError_t)cuda.host_register(pointer, bytes, flags);
-}
-
-hipError_t hipHostUnregister(void *pointer)
-{
-	return (hipError_t)cuda.host_unregister(pointer);
-}
-
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDeviceptr_t pointer)
 {
 	cu_pointer value = 0;
@@ -271,27 +228,6 @@ hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDevicep
 
 	*base = (void *)(uintptr_t)value;
 	return (hipError_t)r;
-}
-
-hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, void *from, size_t bytes, hipStream_t stream)
-{
-	return (hipError_t)cuda.copy_to(to_cu(to), from, bytes, stream);
-}
-
-hipError_t hipMemcpyDtoHAsync(void *to, hipDeviceptr_t from, size_t bytes, hipStream_t stream)
-{
-	return (hipError_t)cuda.copy_from(to, to_cu(from), bytes, stream);
-}
-
-hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t bytes,
-			    hipStream_t stream)
-{
-	return (hipError_t)cuda.set8(to_cu(to), value, bytes, stream);
-}
-
-hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *handle, void *pointer)
-{
-	return (hipError_t)cuda.ipc_get(handle, to_cu(pointer));
 }
 
 hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigned flags)
@@ -303,41 +239,6 @@ hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigne
 	return (hipError_t)r;
 }
 
-hipError_t hipIpcCloseMemHandle(void *pointer)
-{
-	return (hipError_t)cuda.ipc_close(to_cu(pointer));
-}
-
-hipError_t hipIpcOpenEventHandle(hipEvent_t *event, hipIpcEventHandle_t handle)
-{
-	return (hipError_t)cuda.ipc_open_event(event, handle);
-}
-
-hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags)
-{
-	return (hipError_t)cuda.stream_create(stream, flags);
-}
-
-hipError_t hipStreamDestroy(hipStream_t stream)
-{
-	return (hipError_t)cuda.stream_destroy(stream);
-}
-
-hipError_t hipStreamSynchronize(hipStream_t stream)
-{
-	return (hipError_t)cuda.stream_synchronize(stream);
-}
-
-hipError_t hipStreamQuery(hipStream_t stream)
-{
-	return (hipError_t)cuda.stream_query(stream);
-}
-
-hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags)
-{
-	return (hipError_t)cuda.stream_wait_event(stream, event, flags);
-}
-
 hipError_t hipStreamWaitValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags,
 				uint32_t mask)
 {
@@ -345,56 +246,6 @@ hipError_t hipStreamWaitValue32(hipStream_t stream, void *pointer, uint32_t valu
 	if (mask != 0xffffffffu)
 		return hipErrorNotSupported;
 	return (hipError_t)cuda.stream_wait(stream, to_cu(pointer), value, flags);
-}
-
-hipError_t hipStreamWriteValue32(hipStream_t stream, void *pointer, uint32_t value, unsigned flags)
-{
-	return (hipError_t)cuda.stream_write(stream, to_cu(pointer), value, flags);
-}
-
-hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags)
-{
-	return (hipError_t)cuda.event_create(event, flags);
-}
-
-hipError_t hipEventDestroy(hipEvent_t event)
-{
-	return (hipError_t)cuda.event_destroy(event);
-}
-
-hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream)
-{
-	return (hipError_t)cuda.event_record(event, stream);
-}
-
-hipError_t hipEventQuery(hipEvent_t event)
-{
-	return (hipError_t)cuda.event_query(event);
-}
-
-hipError_t hipEventSynchronize(hipEvent_t event)
-{
-	return (hipError_t)cuda.event_synchronize(event);
-}
-
-hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t stop)
-{
-	return (hipError_t)cuda.event_elapsed(ms, start, stop);
-}
-
-hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
-{
-	return (hipError_t)cuda.module_load(module, image);
-}
-
-hipError_t hipModuleUnload(hipModule_t module)
-{
-	return (hipError_t)cuda.module_unload(module);
-}
-
-hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name)
-{
-	return (hipError_t)cuda.module_function(function, module, name);
 }
 
 hipError_t gpu_allow_lds(hipFunction_t function, uint32_t bytes)
@@ -461,7 +312,7 @@ static int vmm_map(unsigned long long handle, size_t bytes, int device, void **r
 	return r;
 }
 
-hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret_fd)
+hipError_t gpu_vmm_create(size_t bytes, int device, struct gpu_mapping *ret_mapping, int *ret_fd)
 {
 	struct cu_allocation allocation = allocation_on(device);
 	unsigned long long handle;
@@ -475,7 +326,8 @@ hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret
 		(void)cuda.vmm_release(handle);
 		return (hipError_t)r;
 	}
-	r = vmm_map(handle, bytes, device, ret_pointer);
+	*ret_mapping = (struct gpu_mapping){.bytes = bytes};
+	r = vmm_map(handle, bytes, device, &ret_mapping->pointer);
 	if (r == 0)
 		*ret_fd = fd;
 	else
@@ -483,22 +335,28 @@ hipError_t gpu_vmm_create(size_t bytes, int device, void **ret_pointer, int *ret
 	return (hipError_t)r;
 }
 
-hipError_t gpu_vmm_import(int fd, size_t bytes, int device, void **ret_pointer)
+hipError_t gpu_vmm_import(int fd, size_t bytes, int device, struct gpu_mapping *ret_mapping)
 {
+	size_t granularity = gpu_vmm_granularity(device);
 	unsigned long long handle;
-	int r = cuda.vmm_import(&handle, (void *)(uintptr_t)fd, CU_HANDLE_POSIX_FD);
+	int r;
 
+	if (granularity == 0)
+		return hipErrorNotSupported;
+	r = cuda.vmm_import(&handle, (void *)(uintptr_t)fd, CU_HANDLE_POSIX_FD);
+	*ret_mapping = (struct gpu_mapping){.bytes = (bytes + granularity - 1) / granularity *
+						     granularity};
 	if (r == 0)
-		r = vmm_map(handle, bytes, device, ret_pointer);
+		r = vmm_map(handle, ret_mapping->bytes, device, &ret_mapping->pointer);
 	return (hipError_t)r;
 }
 
-hipError_t gpu_vmm_free(void *pointer, size_t bytes)
+hipError_t gpu_vmm_free(const struct gpu_mapping *mapping)
 {
-	int r = cuda.vmm_unmap(to_cu(pointer), bytes);
+	int r = cuda.vmm_unmap(to_cu(mapping->pointer), mapping->bytes);
 
 	if (r == 0)
-		r = cuda.vmm_unreserve(to_cu(pointer), bytes);
+		r = cuda.vmm_unreserve(to_cu(mapping->pointer), mapping->bytes);
 	return (hipError_t)r;
 }
 
@@ -529,11 +387,35 @@ hipError_t gpu_first_uses(hipStream_t stream)
 }
 
 /* CUDA says of each device whether it can, and documents what it does. */
-hipError_t gpu_try_fences(hipStream_t other, char *trouble, size_t size)
+hipError_t gpu_word_wait(hipFunction_t kernel, hipStream_t stream, void *word, uint32_t value)
 {
-	(void)other, (void)size;
+	(void)kernel; /* there is none */
+	return hipStreamWaitValue32(stream, word, value, hipStreamWaitValueGte, 0xffffffffu);
+}
+
+hipError_t gpu_word_write(hipFunction_t kernel, hipStream_t stream, void *word, uint32_t value)
+{
+	(void)kernel;
+	return hipStreamWriteValue32(stream, word, value, 0);
+}
+
+hipError_t gpu_try_fences(hipFunction_t kernel, hipStream_t other, char *trouble, size_t size)
+{
+	(void)kernel, (void)other, (void)size;
 	*trouble = '\0';
 	return hipSuccess;
+}
+
+struct gpu_trial *gpu_trial_begin(int device)
+{
+	(void)device;
+	return NULL;
+}
+
+void gpu_trial_end(struct gpu_trial *trial, struct gpu_sharing *ret_sharing)
+{
+	(void)trial;
+	*ret_sharing = (struct gpu_sharing){0};
 }
 
 /* The driver gives memory to those who know its handle, and knows its size. */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-#include "kernels.h"
-#include "memory.h"
+#include "gpu.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,12 +17,27 @@ struct gpu_build {
 	struct device_build request;
 };
 
-/* What the stage's spec stands for; 1: nothing that this device runs. */
-static int make_kernel(struct gpu_device *gpu, const union abi_args *args,
-		       const struct plan_stage *stage, struct gpu_kernel *ret_kernel)
+/* What the stage's spec stands for; NULL: nothing that this device runs. It lasts as long as the next GPU_ORDERS. */
+static const struct gpu_order *make_order(struct gpu_device *gpu, const struct plan_stage *stage)
 {
-	return !stage->has_spec || gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline,
-						      &stage->spec, args, ret_kernel) != 0;
+	struct gpu_order *order = &gpu->orders[gpu->n_orders % GPU_ORDERS];
+
+	if (!stage->has_spec ||
+	    gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline, &stage->spec, &stage->traits,
+			       &order->kernel) != 0)
+		return NULL;
+	order->identity = build_identity(&order->kernel.build);
+	gpu->n_orders++;
+	return order;
+}
+
+/* The one that gpu_find_kernel() made for the stage, if it was not long ago. */
+static const struct gpu_order *order_of(struct gpu_device *gpu, const struct plan_stage *stage)
+{
+	for (uint32_t i = 0; i < GPU_ORDERS && i < gpu->n_orders; i++)
+		if (build_identity_word(&gpu->orders[i].identity) == stage->code)
+			return &gpu->orders[i];
+	return make_order(gpu, stage);
 }
 
 static struct list *list_of(struct gpu_device *gpu, const struct build_identity *identity)
@@ -47,49 +60,46 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 		    const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
+	const struct gpu_order *order = make_order(gpu, stage);
 	const struct device_kernel *seen;
-	struct build_identity identity;
-	struct gpu_kernel kernel;
 	const char *why;
 
 	(void)family;
 	(void)dtype;
-	if (make_kernel(gpu, args, stage, &kernel) != 0)
+	if (!order)
 		return 1;
-	identity = build_identity(&kernel.build);
-	stage->code = build_identity_word(&identity);
+	stage->code = build_identity_word(&order->identity);
 	if (device_is_quarantined(device, stage->kernel, stage->code)) {
 		*ret_why = DEVICE_QUARANTINED;
 		return 1;
 	}
-	seen = find_kernel(gpu, &identity);
+	seen = find_kernel(gpu, &order->identity);
 	stage->spills = seen ? seen->spills : 0;
-	why = gpu_kernel_launch(&kernel, gpu->device.info.compute_units, args, &stage->launch);
+	why = gpu_kernel_launch(&order->kernel, gpu->device.info.compute_units, args,
+				&stage->launch);
 	if (why) {
 		*ret_why = why;
 		return 1;
 	}
-	stage->tile_n0 = (uint32_t)kernel.tile.tile_n;
+	stage->tile_n0 = (uint32_t)order->kernel.tile.tile_n;
 	return 0;
 }
 
 /* NULL: out of memory. */
-static struct device_kernel *kernel_of_choice(struct gpu_device *gpu,
-					      const struct gpu_kernel *choice)
+static struct device_kernel *kernel_of_order(struct gpu_device *gpu, const struct gpu_order *order)
 {
-	const struct build_identity identity = build_identity(&choice->build);
-	struct device_kernel *kernel = find_kernel(gpu, &identity);
+	struct device_kernel *kernel = find_kernel(gpu, &order->identity);
 
 	if (kernel)
 		return kernel;
 	kernel = calloc(1, sizeof(*kernel));
 	if (!kernel)
 		return NULL;
-	kernel->choice = *choice;
-	kernel->identity = identity;
+	kernel->choice = order->kernel;
+	kernel->identity = order->identity;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
 	list_init(&kernel->in_idle);
-	list_prepend(list_of(gpu, &identity), &kernel->in_kernels);
+	list_prepend(list_of(gpu, &order->identity), &kernel->in_kernels);
 	return kernel;
 }
 
@@ -269,18 +279,19 @@ uint32_t gpu_count_idle(const struct device *device)
 static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kernel,
 			      const void *image)
 {
-	uint64_t since = gpu_reclaimed(gpu);
 	hipError_t status = hipModuleLoadData(&kernel->module, image);
+	uint64_t since;
 
 	if (status != hipErrorOutOfMemory || gpu->n_idle == 0)
 		return status;
+	since = gpu_reclaimed(gpu);
 	gpu_unload_idle(&gpu->device);
 	(void)gpu_reclaim_wait(gpu, since, GPU_LOOP_PATIENCE_MS);
 	return hipModuleLoadData(&kernel->module, image);
 }
 
-static int load(struct gpu_device *gpu, struct device_kernel *kernel,
-		const struct device_code *code, struct fmha_error *err)
+static int kernel_load(struct gpu_device *gpu, struct device_kernel *kernel,
+		       const struct device_code *code, struct fmha_error *err)
 {
 	const void *image = code->data;
 	hipError_t status;
@@ -376,7 +387,7 @@ static void take_code(struct gpu_device *gpu, struct device_kernel *kernel, uint
 		kernel->spills = code->spills;
 		kernel->bytes = code->bytes;
 	}
-	if (code && load(gpu, kernel, code, err) == 0) {
+	if (code && kernel_load(gpu, kernel, code, err) == 0) {
 		kernel->state = GPU_KERNEL_READY;
 		tell(kernel, NULL, err);
 		return;
@@ -428,16 +439,16 @@ static int request_build(struct gpu_device *gpu, struct device_kernel *kernel,
 	return r;
 }
 
-static int make_ready(struct gpu_device *gpu, const struct gpu_kernel *choice,
+static int make_ready(struct gpu_device *gpu, const struct gpu_order *order,
 		      struct device_waiter *waiter, const struct device_kernel **ret_kernel,
 		      struct fmha_error *err)
 {
-	struct device_kernel *kernel = kernel_of_choice(gpu, choice);
+	struct device_kernel *kernel = kernel_of_order(gpu, order);
 	int r = 0;
 
 	if (!kernel)
 		return fmha_error_set(err, FMHA_ENOMEM, "kernel %.200s: out of memory",
-				      choice->build.name);
+				      order->kernel.build.name);
 	*ret_kernel = kernel;
 	wake(gpu, kernel);
 	if (kernel->state == GPU_KERNEL_READY) {
@@ -464,22 +475,52 @@ int gpu_prepare(struct device *device, const struct plan_stage *stage, const uni
 		struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	struct gpu_kernel choice;
+	const struct gpu_order *order = order_of(gpu, stage);
 
-	if (device_is_quarantined(device, stage->kernel, stage->code) ||
-	    make_kernel(gpu, args, stage, &choice) != 0)
+	(void)args;
+	if (!order || device_is_quarantined(device, stage->kernel, stage->code))
 		return fmha_error_set(err, FMHA_ENOKERNEL, "kernel %.200s: not on this device",
 				      stage->kernel);
-	return make_ready(gpu, &choice, waiter, ret_kernel, err);
+	return make_ready(gpu, order, waiter, ret_kernel, err);
 }
 
 int gpu_prepare_tables(struct device *device, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	struct gpu_kernel choice;
+	struct gpu_order order;
 
-	gpu_kernel_make_prepare(device->info.arch, &choice);
-	return make_ready(gpu_device_of(device), &choice, waiter, ret_kernel, err);
+	gpu_kernel_make_prepare(device->info.arch, &order.kernel);
+	order.identity = build_identity(&order.kernel.build);
+	return make_ready(gpu_device_of(device), &order, waiter, ret_kernel, err);
+}
+
+/* Only where the runtime's own waits have failed. */
+int gpu_prepare_words(struct device *device, struct device_waiter *waiter,
+		      const struct device_kernel **ret_kernel, struct fmha_error *err)
+{
+	struct gpu_order order;
+
+	if (!device->info.no_fences[0])
+		return DEVICE_NO_WORDS;
+	gpu_kernel_make_word(device->info.arch, &order.kernel);
+	order.identity = build_identity(&order.kernel.build);
+	return make_ready(gpu_device_of(device), &order, waiter, ret_kernel, err);
+}
+
+int gpu_try_words(struct device *device, const struct device_kernel *kernel, struct fmha_error *err)
+{
+	struct gpu_device *gpu = gpu_device_of(device);
+	char trouble[sizeof(device->info.no_fences)] = "";
+	hipError_t status = gpu_try_fences(kernel->function, gpu->rescue, trouble, sizeof(trouble));
+
+	if (status != hipSuccess)
+		return gpu_failure(gpu, status, "trying a kernel that waits for words", err);
+	if (trouble[0])
+		return fmha_error_set(err, FMHA_ENOTSUP, "a kernel does not do better: %s",
+				      trouble);
+	gpu->word_kernel = kernel->function;
+	device->info.no_fences[0] = '\0';
+	return 0;
 }
 
 void gpu_place_tables(const struct device *device, struct launch_record *record)

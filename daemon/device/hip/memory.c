@@ -13,18 +13,17 @@
 
 #include <proto/error.h>
 
-#include <memfd.h>
+#include <host_memory.h>
 
-#include "memory.h"
-#include "shared.h"
+#include "gpu.h"
 
 #define WORKSPACE_LEAST 65536ull
 #define WORKSPACE_KEEP  (2ull << 30)  /* bytes kept for the next launch: allocating takes long */
 #define STAGING_KEEP    (64ull << 20) /* the same: pinning takes long */
 #define PATIENCE_MS     2000          /* how long memory that is being given back is waited for */
 
-static void describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
-		     struct device_memory *ret_memory)
+static void memory_describe(struct gpu_memory *memory, uint64_t offset, uint64_t size,
+			    struct device_memory *ret_memory)
 {
 	*ret_memory = (struct device_memory){
 		.device = (char *)memory->base + offset,
@@ -43,13 +42,31 @@ static int memory_new(int kind, void *base, size_t bytes, uint64_t offset, uint6
 	if (!memory)
 		return FMHA_ENOMEM;
 	*memory = (struct gpu_memory){.kind = kind, .base = base, .bytes = bytes, .shared = shared};
-	describe(memory, offset, size, ret_memory);
+	memory_describe(memory, offset, size, ret_memory);
+	return 0;
+}
+
+/* Takes the mapping over; gives it back where memory lacks. */
+static int memory_new_mapped(const struct gpu_mapping *mapping, uint64_t offset, uint64_t size,
+			     struct device_memory *ret_memory, struct fmha_error *err)
+{
+	struct gpu_memory *memory;
+
+	if (memory_new(MEMORY_VMM, mapping->pointer, mapping->bytes, offset, size, NULL,
+		       ret_memory) < 0) {
+		(void)gpu_vmm_free(mapping);
+		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	}
+	memory = ret_memory->map;
+	memory->external = mapping->external;
 	return 0;
 }
 
 static void spare_free(struct gpu_memory *spare)
 {
-	(void)gpu_vmm_free(spare->base, spare->bytes);
+	const struct gpu_mapping mapping = gpu_mapping_of(spare);
+
+	(void)gpu_vmm_free(&mapping);
 	(void)close(spare->fd);
 	free(spare);
 }
@@ -82,20 +99,20 @@ static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmh
 }
 
 /* A clear allocation of @bytes, whole granules, that a descriptor names. */
-static int make_shareable(struct gpu_device *gpu, size_t bytes, void **ret_pointer, int *ret_fd,
-			  struct fmha_error *err)
+static int make_shareable(struct gpu_device *gpu, size_t bytes, struct gpu_mapping *ret_mapping,
+			  int *ret_fd, struct fmha_error *err)
 {
 	uint64_t since = gpu_reclaimed(gpu);
-	hipError_t status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
+	hipError_t status = gpu_vmm_create(bytes, gpu->index, ret_mapping, ret_fd);
 	int r;
 
 	if (status == hipErrorOutOfMemory && gpu_reclaim_wait(gpu, since, PATIENCE_MS))
-		status = gpu_vmm_create(bytes, gpu->index, ret_pointer, ret_fd);
+		status = gpu_vmm_create(bytes, gpu->index, ret_mapping, ret_fd);
 	if (status != hipSuccess)
 		return gpu_failure(gpu, status, "allocating memory", err);
-	r = scrub(gpu, *ret_pointer, bytes, err);
+	r = scrub(gpu, ret_mapping->pointer, bytes, err);
 	if (r < 0) {
-		(void)gpu_vmm_free(*ret_pointer, bytes);
+		(void)gpu_vmm_free(ret_mapping);
 		(void)close(*ret_fd);
 	}
 	return r;
@@ -110,7 +127,7 @@ uint64_t gpu_memory_cost(const struct device *device, const struct device_memory
 		return round_up(source->size, granularity);
 	/* A copy here beside the client's; other imports are memory that the client has anyway. */
 	if (!created && source->kind == PROTO_MEMFD)
-		return source->size + memfd_memory_cost(source->base_offset, source->size);
+		return source->size + host_memory_cost(source->base_offset, source->size);
 	return source->size;
 }
 
@@ -118,31 +135,31 @@ int gpu_memory_create(struct device *device, uint64_t size, struct device_memory
 		      int *ret_fd, struct fmha_error *err)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	void *pointer;
+	struct gpu_mapping mapping;
 	size_t bytes;
 	int fd, r;
 
 	if (gpu->vmm_granularity == 0)
 		return fmha_error_set(
 			err, FMHA_ENOTSUP,
-			"this HIP runtime cannot share memory as a descriptor; allocate "
-			"it in the client and import its IPC handle");
+			"this HIP runtime cannot share memory as a descriptor (%s); allocate "
+			"it in the client and import its IPC handle",
+			gpu->device.info.no_descriptors);
 	if (size == 0 || size > device->info.memory_bytes)
 		return fmha_error_set_field(err, size ? FMHA_ENOMEM : FMHA_EINVAL, "size",
 					    "size %llu: the device has %llu bytes",
 					    (unsigned long long)size,
 					    (unsigned long long)device->info.memory_bytes);
 	bytes = round_up(size, gpu->vmm_granularity);
-	r = make_shareable(gpu, bytes, &pointer, &fd, err);
+	r = make_shareable(gpu, bytes, &mapping, &fd, err);
 	if (r < 0)
 		return r;
-	if (memory_new(MEMORY_VMM, pointer, bytes, 0, size, NULL, ret_memory) < 0) {
-		(void)gpu_vmm_free(pointer, bytes);
+	r = memory_new_mapped(&mapping, 0, size, ret_memory, err);
+	if (r < 0)
 		(void)close(fd);
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	}
-	*ret_fd = fd;
-	return 0;
+	else
+		*ret_fd = fd;
+	return r;
 }
 
 bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory *ret_memory,
@@ -159,7 +176,7 @@ bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory 
 	(void)pthread_mutex_unlock(&gpu->shared_lock);
 	if (!spare)
 		return false;
-	describe(spare, 0, size, ret_memory);
+	memory_describe(spare, 0, size, ret_memory);
 	*ret_fd = spare->fd;
 	return true;
 }
@@ -169,6 +186,7 @@ bool gpu_memory_take(struct device *device, uint64_t size, struct device_memory 
 void gpu_memory_refill(struct device *device)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
+	struct gpu_mapping mapping;
 	struct gpu_memory *spare;
 	bool wanted;
 
@@ -179,11 +197,12 @@ void gpu_memory_refill(struct device *device)
 	if (!spare)
 		return;
 	spare->kind = MEMORY_VMM;
-	spare->bytes = gpu->vmm_granularity;
-	if (make_shareable(gpu, spare->bytes, &spare->base, &spare->fd, NULL) < 0) {
+	if (make_shareable(gpu, gpu->vmm_granularity, &mapping, &spare->fd, NULL) < 0) {
 		free(spare);
 		return;
 	}
+	spare->base = mapping.pointer;
+	spare->bytes = mapping.bytes;
 	(void)pthread_mutex_lock(&gpu->shared_lock);
 	wanted = !gpu->spare;
 	if (wanted)
@@ -220,6 +239,9 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 	struct gpu_shared *shared = NULL;
 	int r = 0;
 
+	if (gpu->device.info.no_handles[0])
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind", "kind ipc_handle: %s",
+					    gpu->device.info.no_handles);
 	if (source->handle_bytes == GPU_HANDLE_BYTES)
 		r = gpu_check_handle(source->handle, source->uid, source->pid, err);
 	if (r == 0)
@@ -239,32 +261,27 @@ static int import_handle(struct gpu_device *gpu, const struct device_memory_sour
 static int import_descriptor(struct gpu_device *gpu, const struct device_memory_source *source,
 			     struct device_memory *ret_memory, struct fmha_error *err)
 {
+	struct gpu_mapping mapping;
 	hipError_t status;
-	void *pointer;
-	size_t bytes;
+	uint64_t bytes;
 	int r;
 
 	if (gpu->vmm_granularity == 0)
-		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind",
-					    "kind vmm_fd: this HIP runtime has no such memory");
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind", "kind vmm_fd: %s",
+					    gpu->device.info.no_descriptors);
 	r = check_extent(source, gpu->device.info.memory_bytes, err);
 	if (r < 0)
 		return r;
 	/* Mapping more than the allocation has is refused by the driver. */
-	bytes = round_up(source->base_offset + source->size, gpu->vmm_granularity);
-	status = gpu_vmm_import(source->fd, bytes, gpu->index, &pointer);
+	bytes = source->base_offset + source->size;
+	status = gpu_vmm_import(source->fd, bytes, gpu->index, &mapping);
 	if (status != hipSuccess)
 		return fmha_error_set_field(
 			err, FMHA_EINVAL, "fd",
-			"the driver refuses the descriptor as %zu bytes of device "
+			"the driver refuses the descriptor as %llu bytes of device "
 			"memory: %s",
-			bytes, hipGetErrorName(status));
-	if (memory_new(MEMORY_VMM, pointer, bytes, source->base_offset, source->size, NULL,
-		       ret_memory) < 0) {
-		(void)gpu_vmm_free(pointer, bytes);
-		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
-	}
-	return 0;
+			(unsigned long long)bytes, hipGetErrorName(status));
+	return memory_new_mapped(&mapping, source->base_offset, source->size, ret_memory, err);
 }
 
 static int pin(struct gpu_device *gpu, void *memory, size_t bytes, struct fmha_error *err)
@@ -288,19 +305,19 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 	void *copy;
 	int r;
 
-	r = memfd_import_memory(source, &host, err);
+	r = host_memory_import(source, &host, err);
 	if (r < 0)
 		return r;
 	/* A copy of memory that is not pinned would make the loop wait for the kernels. */
 	r = pin(gpu, host.map, host.map_bytes, err);
 	if (r < 0) {
-		memfd_free_memory(&host);
+		host_memory_free(&host);
 		return r;
 	}
 	status = allocate(gpu, source->size, PATIENCE_MS, &copy);
 	if (status != hipSuccess) {
 		(void)hipHostUnregister(host.map);
-		memfd_free_memory(&host);
+		host_memory_free(&host);
 		return gpu_failure(gpu, status, "allocating a copy on the device", err);
 	}
 	r = scrub(gpu, copy, source->size, err);
@@ -310,7 +327,7 @@ static int import_memfd(struct gpu_device *gpu, const struct device_memory_sourc
 	if (r < 0) {
 		(void)hipFree(copy);
 		(void)hipHostUnregister(host.map);
-		memfd_free_memory(&host);
+		host_memory_free(&host);
 		return r;
 	}
 	owned = ret_memory->map;
@@ -336,35 +353,6 @@ int gpu_memory_import(struct device *device, const struct device_memory_source *
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "kind", "kind %u: not known",
 					    source->kind);
 	}
-}
-
-void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
-{
-	switch (memory->kind) {
-	case MEMORY_PLAIN:
-		(void)hipFree(memory->base);
-		break;
-	case MEMORY_VMM:
-		(void)gpu_vmm_free(memory->base, memory->bytes);
-		break;
-	case MEMORY_IPC:
-		gpu_shared_close(gpu, memory->shared);
-		break;
-	case MEMORY_COPY:
-		(void)hipHostUnregister(memory->host.map);
-		memfd_free_memory(&memory->host);
-		(void)hipFree(memory->base);
-		break;
-	case MEMORY_STAGING:
-		(void)hipHostUnregister(memory->base);
-		(void)munmap(memory->base, memory->bytes);
-		break;
-	case MEMORY_CODE:
-		(void)hipModuleUnload(memory->module);
-		free(memory->base);
-		break;
-	}
-	free(memory);
 }
 
 void gpu_memory_free(struct device *device, struct device_memory *memory)

@@ -1,18 +1,52 @@
 /* SPDX-License-Identifier: MIT */
-#include "memory.h"
+#include "gpu.h"
 
-#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include <base/clock.h>
 #include <proto/error.h>
+
+#include <host_memory.h>
+
+void gpu_memory_destroy(struct gpu_device *gpu, struct gpu_memory *memory)
+{
+	const struct gpu_mapping mapping = gpu_mapping_of(memory);
+
+	switch (memory->kind) {
+	case MEMORY_PLAIN:
+		(void)hipFree(memory->base);
+		break;
+	case MEMORY_VMM:
+		(void)gpu_vmm_free(&mapping);
+		break;
+	case MEMORY_IPC:
+		gpu_shared_close(gpu, memory->shared);
+		break;
+	case MEMORY_COPY:
+		(void)hipHostUnregister(memory->host.map);
+		host_memory_free(&memory->host);
+		(void)hipFree(memory->base);
+		break;
+	case MEMORY_STAGING:
+		(void)hipHostUnregister(memory->base);
+		(void)munmap(memory->base, memory->bytes);
+		break;
+	case MEMORY_CODE:
+		(void)hipModuleUnload(memory->module);
+		free(memory->base);
+		break;
+	}
+	free(memory);
+}
 
 static void *reclaimer(void *argument)
 {
 	struct gpu_device *gpu = argument;
 	struct gpu_reclaim *reclaim = &gpu->reclaim;
 
-	gpu_enter_thread(&gpu->device);
+	(void)hipSetDevice(gpu->index);
 	(void)pthread_mutex_lock(&reclaim->lock);
 	for (;;) {
 		struct gpu_memory *memory = reclaim->first;

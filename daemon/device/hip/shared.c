@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "shared.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@ _Static_assert(sizeof(hipIpcMemHandle_t) == GPU_HANDLE_BYTES &&
 		       sizeof(hipIpcEventHandle_t) == GPU_HANDLE_BYTES,
 	       "every handle has 64 bytes");
 
-static struct gpu_shared *find(const struct gpu_device *gpu, enum gpu_shared_kind kind,
-			       const uint8_t *handle)
+static struct gpu_shared *shared_find(const struct gpu_device *gpu, enum gpu_shared_kind kind,
+				      const uint8_t *handle)
 {
 	for (struct gpu_shared *shared = gpu->shared; shared; shared = shared->next)
 		if (shared->kind == kind &&
@@ -90,7 +90,7 @@ static int wait_for_others(struct gpu_device *gpu, enum gpu_shared_kind kind, co
 
 	(void)clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += OTHERS_DEADLINE_S;
-	while ((shared = find(gpu, kind, handle)) && shared->state != SHARED_OPEN)
+	while ((shared = shared_find(gpu, kind, handle)) && shared->state != SHARED_OPEN)
 		if (pthread_cond_timedwait(&gpu->shared_changed, &gpu->shared_lock, &until) != 0)
 			return fmha_error_set_field(
 				err, FMHA_ETIMEDOUT, "handle",

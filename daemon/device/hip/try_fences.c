@@ -2,15 +2,18 @@
 /*
  * try_fences.c: whether a stream of AMD's runtime waits for a word in plain memory as its documents say, tried when
  * the device is opened. Runtimes differ in how they wait (HIP.md), and one that goes on at once would have clients
- * read what is not written yet: then runs with counters are refused.
+ * read what is not written yet: then a kernel does it (words.hip), tried in the same way once it is compiled, or runs with
+ * counters are refused.
  */
 #include "hip_api.h"
 
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+
+#include <kernels/abi.h>
+#include <kernels/gpu_kernel.h>
 
 #define BYTES    4096
 #define HELD_MS  20   /* how long it is seen to wait */
@@ -21,11 +24,22 @@
  * could be given back while it waits.
  */
 struct trial {
+	hipFunction_t kernel; /* what does it; NULL: the runtime */
 	hipStream_t held, other;
 	uint32_t *word;   /* host */
 	uint32_t *landed; /* host: what lay behind the word, as it was read last */
 	uint32_t *behind; /* device: written by the stream that waits */
 };
+
+static hipError_t launch(hipFunction_t kernel, hipStream_t stream, void *word, uint32_t value,
+			 int32_t writes)
+{
+	union abi_args args = {.word = {.word = word, .value = value, .writes = writes}};
+	void *parameters[] = {&args};
+
+	return hipModuleLaunchKernel(kernel, 1, 1, 1, GPU_WORD_THREADS, 1, 1, 0, stream, parameters,
+				     NULL);
+}
 
 static void sleep_ms(int ms)
 {
@@ -49,9 +63,8 @@ static hipError_t begin(struct trial *t)
 	if (status == hipSuccess)
 		status = hipStreamSynchronize(t->other);
 	if (status == hipSuccess)
-		status = hipStreamWaitValue32(t->held, t->word, 1, hipStreamWaitValueGte,
-					      0xffffffffu);
-	return status == hipSuccess ? hipStreamWriteValue32(t->held, t->behind, 1, 0) : status;
+		status = gpu_word_wait(t->kernel, t->held, t->word, 1);
+	return status == hipSuccess ? gpu_word_write(t->kernel, t->held, t->behind, 1) : status;
 }
 
 /* Return: hipErrorNotReady: it has not ended. */
@@ -67,7 +80,7 @@ static hipError_t wait_for_end(struct trial *t)
 	return status;
 }
 
-static hipError_t judge(struct trial *t, const char **ret_trouble)
+static hipError_t trial_judge(struct trial *t, const char **ret_trouble)
 {
 	hipError_t status = begin(t), held = hipErrorNotReady;
 	bool early = false;
@@ -79,9 +92,13 @@ static hipError_t judge(struct trial *t, const char **ret_trouble)
 		held = hipStreamQuery(t->held);
 	if (held != hipErrorNotReady && held != hipSuccess)
 		return held;
+	if (status == hipErrorNotSupported || status == hipErrorInvalidValue) {
+		*ret_trouble = "the runtime refuses to wait for a word in memory";
+		return hipSuccess;
+	}
 	early = status == hipSuccess && (*t->landed != 0 || held == hipSuccess);
 	if (status == hipSuccess)
-		status = hipStreamWriteValue32(t->other, t->word, 1, 0);
+		status = gpu_word_write(t->kernel, t->other, t->word, 1);
 	if (status == hipSuccess)
 		status = hipStreamSynchronize(t->other);
 	if (status == hipSuccess)
@@ -106,7 +123,7 @@ static hipError_t run(struct trial *t, const char **ret_trouble)
 
 	if (status != hipSuccess)
 		return status;
-	status = judge(t, ret_trouble);
+	status = trial_judge(t, ret_trouble);
 	__atomic_store_n(t->word, 1, __ATOMIC_RELEASE);
 	if (wait_for_end(t) == hipErrorNotReady)
 		return hipErrorNotReady;
@@ -114,11 +131,24 @@ static hipError_t run(struct trial *t, const char **ret_trouble)
 	return status;
 }
 
-hipError_t gpu_try_fences(hipStream_t other, char *trouble, size_t size)
+hipError_t gpu_word_wait(hipFunction_t kernel, hipStream_t stream, void *word, uint32_t value)
+{
+	return kernel ? launch(kernel, stream, word, value, 0)
+		      : hipStreamWaitValue32(stream, word, value, hipStreamWaitValueGte,
+					     0xffffffffu);
+}
+
+hipError_t gpu_word_write(hipFunction_t kernel, hipStream_t stream, void *word, uint32_t value)
+{
+	return kernel ? launch(kernel, stream, word, value, 1)
+		      : hipStreamWriteValue32(stream, word, value, 0);
+}
+
+hipError_t gpu_try_fences(hipFunction_t kernel, hipStream_t other, char *trouble, size_t size)
 {
 	uint32_t *host = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
 			      0);
-	struct trial t = {.other = other};
+	struct trial t = {.kernel = kernel, .other = other};
 	const char *found = "";
 	hipError_t status;
 

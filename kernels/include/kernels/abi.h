@@ -20,13 +20,22 @@ typedef unsigned long long abi_u64;
 
 /* The values equal enum fmha_dtype, fmha_mask, ... of the problem; dispatch asserts it. */
 #define ABI_DTYPES(X)                                                                              \
-	X(F32, f32) X(F16, f16) X(BF16, bf16) X(E4M3, e4m3) X(E5M2, e5m2) X(I32, i32) X(U8, u8)
+	X(F32, f32)                                                                                \
+	X(F16, f16) X(BF16, bf16) X(E4M3, e4m3) X(E5M2, e5m2) X(I32, i32) X(U8, u8) X(I64, i64)
 #define ABI_ENUM(NAME, name) ABI_##NAME,
 #define ABI_WORD(NAME, name) #name,
 enum abi_dtype { ABI_DTYPES(ABI_ENUM) };
 enum abi_mask { ABI_MASK_NONE, ABI_MASK_TOP_LEFT, ABI_MASK_BOTTOM_RIGHT };
 enum abi_rope { ABI_ROPE_NONE, ABI_ROPE_INTERLEAVED, ABI_ROPE_HALF_ROTATED };
-enum abi_kv_layout { ABI_KV_LINEAR, ABI_KV_VECTORIZED };
+enum abi_kv_layout { ABI_KV_LINEAR, ABI_KV_VECTORIZED, ABI_KV_LATENT_FP8 };
+
+/* A key of ABI_KV_LATENT_FP8: so many elements of e4m3, an f32 factor for each ABI_LATENT_BLOCK of them, the
+ * rest of hdim_q as bf16. Strides count bytes. */
+#define ABI_LATENT_BYTES   656
+#define ABI_LATENT_CODES   512
+#define ABI_LATENT_BLOCK   128
+#define ABI_LATENT_FACTORS ABI_LATENT_CODES /* bytes from the key's first */
+#define ABI_LATENT_REST    (ABI_LATENT_FACTORS + ABI_LATENT_CODES / ABI_LATENT_BLOCK * 4)
 
 /* The nine kernel families. */
 #define ABI_FAMILIES(X)                                                                            \
@@ -56,8 +65,8 @@ struct abi_rows {
 };
 
 /* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block];
- * block 0: one factor for all i. Per page (k, v only): the page number takes the place of b, block
- * is 0. */
+ * block 0: one factor for all i. Per page (k, v only): the page number takes the place of b, and i is
+ * the slot within the page. */
 struct abi_descale {
 	const float *data; /* 0: factor 1 */
 	abi_i64 stride_batch, stride_head, stride_block;
@@ -106,6 +115,31 @@ struct abi_band {
 	abi_i32 sink_tokens;  /* leading columns visible left of the window */
 };
 
+/*
+ * A mask as data, read where its owner has it and may write it at any time: nothing in it is trusted. A
+ * row sees column j when the band lets it and, with intervals, when j < F0 or F(2n - 1) <= j < F(2n) for
+ * some n, endpoint e being i32 element (b, head, row, e); with bits, when bit j % 8 of u8 element
+ * (b, head, row, j / 8) is set. Columns count as in the band. One of the two at most is there.
+ */
+struct abi_mask_data {
+	struct abi_tensor intervals, bits;
+	abi_i32 n_endpoints; /* odd */
+	abi_i32 reserved;
+};
+
+/*
+ * The keys of each row, where they are chosen: entry e of row i is data[b * stride_batch + i * stride_seq + e
+ * * stride_entry], read where its owner has it and may write it at any time: nothing in it is trusted. It is a
+ * position of the sequence or, in pages that no table leads to, a slot; one that is none is left out. The row
+ * has a column for each entry, and no mask.
+ */
+struct abi_chosen {
+	const abi_i32 *data; /* 0: every row has all keys */
+	abi_i64 stride_batch, stride_seq, stride_entry;
+	abi_i32 n;
+	abi_i32 are_slots;
+};
+
 struct abi_dropout {
 	abi_u64 seed, offset;
 	/* GPU: words that are added to the two; 0: nothing to add. */
@@ -131,10 +165,13 @@ struct abi_fwd_args {
 	struct abi_sequences sequences;
 	struct abi_kv_cache cache;
 	struct abi_band band;
+	struct abi_mask_data mask_data;
 	struct abi_dropout dropout;
 	/* Split-KV: split s sees columns [s * split_size, (s + 1) * split_size). Partials, f32:
 	 * o_acc [n_splits, nhead_q, total_q, hdim_v], normalised within the split;
 	 * lse_acc [n_splits, nhead_q, total_q], -inf for an empty split. o and lse are not written.
+	 * split_size 0: blocks divide all keys among themselves, so that a row is in parts of any size, at most
+	 * n_splits (2 and more) of them; those that it does not have are empty. For loops that know it alone.
 	 */
 	float *o_acc, *lse_acc;
 	abi_i32 n_splits;   /* 0: not split */
@@ -146,6 +183,9 @@ struct abi_fwd_args {
 	abi_i32 dtype;         /* of q, k, v: enum abi_dtype */
 	abi_i32 o_dtype;
 	abi_i32 bias_dtype;
+	abi_i32 kv_dtype; /* of k and v under a 16-bit q: ABI_E4M3 or ABI_E5M2; 0: dtype */
+	abi_i32 v_in_k;   /* v is where k is: its first hdim_v elements, with its factors */
+	struct abi_chosen chosen;
 };
 
 /* ABI_FWD_SPLITKV_COMBINE and merge_states: O = sum_s w_s O_s, w_s = exp(LSE_s - LSE). */
@@ -166,11 +206,13 @@ struct abi_combine_args {
 
 /* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there;
  * the rows of q are rotated by position seqlen_k[b] + i (a causal or windowed problem) or all by
- * seqlen_k[b]. */
+ * seqlen_k[b]. By slots, row i goes to slots[b][i] of the pages and turns, as row i of q does, by
+ * positions[b][i]: 64-bit integers of clients, which kernels read once a row; a slot that the cache has
+ * not is left out. */
 struct abi_appendkv_args {
 	struct abi_tensor q, q_rotated; /* absent: q is not rotated */
 	struct abi_tensor k_new, v_new;
-	struct abi_tensor k, v; /* the cache, written */
+	struct abi_tensor k, v; /* the cache, written; no v: values are in k */
 	/* stride_seq, stride_dim: [max_pos, rotary_dim / 2] */
 	struct abi_tensor rotary_cos, rotary_sin;
 	/* seqlen_k: lengths BEFORE the append; 0: all seqlen_k_max - seqlen_new */
@@ -180,9 +222,17 @@ struct abi_appendkv_args {
 	abi_i32 rope, rotary_dim, rotary_max_pos;
 	abi_i32 q_rows_same_position; /* 1: every row of q has position seqlen_k[b] */
 	abi_i32 nhead_q, nhead_k, hdim_q, hdim_v;
-	abi_i32 dtype;        /* of every tensor but the rotary tables */
+	abi_i32 dtype;        /* of the cache, and of every tensor but the rotary tables */
 	abi_i32 rotary_dtype; /* ABI_F32 or dtype */
+	abi_i32 new_dtype; /* of k_new, v_new and q over a cache of fp8: ABI_F16, ABI_BF16; 0: dtype */
+	abi_i32 computes_descale; /* factors of slots are found and written */
 	abi_i32 reserved;
+	struct abi_descale k_descale; /* what new rows are divided by, where new_dtype is */
+	struct abi_descale v_descale;
+	const abi_i64 *slots; /* 0: by lengths */
+	abi_i64 slots_stride_batch, slots_stride_seq;
+	const abi_i64 *positions; /* 0: no rope, or by lengths */
+	abi_i64 positions_stride_batch, positions_stride_seq;
 };
 
 /*
@@ -208,6 +258,7 @@ struct abi_bwd_args {
 	float *dsink; /* [nhead_q]: -sum over rows of exp(sink - LSE) * d */
 	struct abi_sequences sequences;
 	struct abi_band band;
+	struct abi_mask_data mask_data;
 	struct abi_dropout dropout;
 	const abi_i32 *nsplits;        /* workspace head */
 	const abi_i64 *dq_acc_offsets; /* workspace head; 0 in batch mode */
@@ -220,7 +271,7 @@ struct abi_bwd_args {
 	abi_i32 bias_dtype;
 	/* dq_acc in tiles of so many rows, of so many elements each; 0: row by row */
 	abi_i32 dq_tile_rows, dq_tile_floats;
-	abi_i32 reserved;
+	abi_i32 dq_split_keys; /* keys that share a split of dq_acc, ceil(seqlen_k_i / them) splits at least; 0: all */
 };
 
 /* A list of integers as its owner has it: element i at data[i * stride]; 0: absent. */
@@ -255,8 +306,16 @@ struct abi_prepare_args {
 	abi_i32 reserved;
 };
 
+/* A word that a stream waits for, until it is @value or was further on, or writes. */
+struct abi_word_args {
+	abi_u32 *word;
+	abi_u32 value;
+	abi_i32 writes;
+};
+
 union abi_args {
 	struct abi_prepare_args prepare;
+	struct abi_word_args word;
 	struct abi_fwd_args fwd;
 	struct abi_combine_args combine;
 	struct abi_appendkv_args appendkv;

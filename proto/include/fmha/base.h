@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* What libfmha_client exports; everything else in it is hidden. */
+/* libfmha_client exports these; everything else in it is hidden. */
 #define FMHA_API __attribute__((visibility("default")))
 
 /*
@@ -68,14 +68,15 @@ struct fmha_error {
 	X(E4M3, e4m3, 1) /* OCP fp8 e4m3fn: max 448, no infinity, NaN is 0x7f and 0xff */          \
 	X(E5M2, e5m2, 1) /* OCP fp8 e5m2: max 57344 */                                             \
 	X(I32, i32, 4)   /* lengths, prefix sums, page numbers */                                  \
-	X(U8, u8, 1)     /* stored dropout bytes; raw workspace */
+	X(U8, u8, 1)     /* stored dropout bytes; raw workspace */                                 \
+	X(I64, i64, 8)   /* slots and positions of an append */
 
 enum fmha_dtype {
 #define FMHA_DTYPE_ENUM(NAME, name, bytes) FMHA_##NAME,
 	FMHA_DTYPES(FMHA_DTYPE_ENUM)
 #undef FMHA_DTYPE_ENUM
 };
-#define FMHA_N_DTYPES 7
+#define FMHA_N_DTYPES 8
 
 enum fmha_op {
 	FMHA_FORWARD = 0,      /* O = softmax(...) V; with k_new: append to the cache first */
@@ -113,7 +114,13 @@ enum fmha_kv_layout {
 	FMHA_KV_LINEAR = 0,     /* K, V [n_pages, page_size, nhead_k, hdim], strides free */
 	FMHA_KV_VECTORIZED = 1, /* K [n_pages, nhead_k, hdim_q / x, page_size, x],
 				 * V [n_pages, nhead_k, page_size / x, hdim_v, x], packed */
+	FMHA_KV_LATENT_FP8 =
+		2, /* latents: K [n_pages, page_size, 1, 656] of e4m3, paged or not, see
+				 * v_in_k */
 };
+
+/* FMHA_KV_LATENT_FP8: 512 elements of e4m3; four f32, by which 128 of them each are multiplied; 64 bf16. */
+#define FMHA_LATENT_BYTES 656
 
 /*
  * One tensor view: element (i0, i1, ...) lies at offset + size(dtype) * sum(i_n * stride[n]) bytes
@@ -180,7 +187,14 @@ struct fmha_tensor {
 	X(O_PARTS, o_parts, 5, "n_parts, batch, seqlen_q, nhead_q, hdim_v", IN)                    \
 	X(LSE_PARTS, lse_parts, 4, "n_parts, batch, nhead_q, seqlen_q; f32", IN)                   \
 	X(WORKSPACE, workspace, 1, "u8; checked, not used: only fmhad's own is safe from writers", \
-	  INOUT)
+	  INOUT)                                                                                   \
+	X(MASK_INTERVALS, mask_intervals, 4,                                                       \
+	  "batch, nhead_q, mask_endpoints, seqlen_q; i32; the first two may be 1", IN)             \
+	X(MASK_BITS, mask_bits, 4,                                                                 \
+	  "batch, nhead_q, seqlen_q, ceil(max seqlen_k / 8); u8; the first three may be 1", IN)    \
+	X(SLOT_MAPPING, slot_mapping, 2, "batch, seqlen_new; i64 page * page_size + slot", IN)     \
+	X(POSITIONS, positions, 2, "batch, seqlen_new; i64, of rows that rope turns by slots", IN) \
+	X(INDICES, indices, 3, "batch, seqlen_q, topk; i32, of keys that a row sees", IN)
 
 enum fmha_tensor_role {
 #define FMHA_ROLE_ENUM(NAME, name, n_dims, dims, direction) FMHA_T_##NAME,
@@ -216,9 +230,9 @@ enum fmha_tensor_role {
 	  "rows; group mode: of the longest sequence")                                             \
 	X(SIZE, seqlen_k, 0, 0, INT32_MAX, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                \
 	  "keys; group mode and pages: of the longest sequence; else the capacity of k and v")     \
-	X(SIZE, hdim_q, 0, 1, 256, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                        \
-	  "of q and k: 1 to 256")                                                                  \
-	X(SIZE, hdim_v, 0, 1, 256, OPS_ALL, PLACED, NONE, "of v and o: likewise")                  \
+	X(SIZE, hdim_q, 0, 1, 576, OPS_ATTENTION | OP_APPEND, PLACED, NONE,                        \
+	  "of q and k: 1 to 576")                                                                  \
+	X(SIZE, hdim_v, 0, 1, 512, OPS_ALL, PLACED, NONE, "of v and o: 1 to 512")                  \
 	X(NUMBER, total_q, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                 \
 	  "group mode: length of the packed q axis")                                               \
 	X(NUMBER, total_k, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                                 \
@@ -252,9 +266,9 @@ enum fmha_tensor_role {
 	X(FLAG, deterministic, 0, 0, 1, OPS_ALL, "det",                                            \
 	  ONE("deterministic", NULL, "backward: the same bits on every run"),                      \
 	  "backward: same bits on every run")                                                      \
-	X(NUMBER, n_splits, 0, 0, 1024, OP_FORWARD, "n",                                           \
-	  TWO("splits", "N", "split-KV into exactly N parts (1: never)", "num_splits",             \
-	      "the same"),                                                                         \
+	X(NUMBER, n_splits, 0, 0, 1024, OP_FORWARD | OP_BACKWARD, "n",                             \
+	  TWO("splits", "N", "keys in N parts, backward those of dQ's sum (1: never)",             \
+	      "num_splits", "the same"),                                                           \
 	  "0: the planner chooses, 1: never split")                                                \
 	X(NUMBER, split_size, 0, 0, INT32_MAX, OP_FORWARD, "z",                                    \
 	  ONE("split-size", "KEYS", "split-KV into parts of so many keys"),                        \
@@ -266,20 +280,21 @@ enum fmha_tensor_role {
 	X(NUMBER, max_blocks, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE, "columns of block_table")    \
 	X(NUMBER, n_page_indices, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
 	  "length of kv_page_indices")                                                             \
-	X(CHOICE, kv_layout, FMHA_KV_LINEAR, 0, FMHA_KV_VECTORIZED, OPS_ALL, "vec",                \
-	  ONE("kv-layout", "linear|vectorized", "of a page (default: linear)"), "of a page")       \
+	X(CHOICE, kv_layout, FMHA_KV_LINEAR, 0, FMHA_KV_LATENT_FP8, OPS_ALL, "vec",                \
+	  ONE("kv-layout", "linear|vectorized|latent_fp8", "of a page (default: linear)"),         \
+	  "of a page, or of latents")                                                              \
 	X(NUMBER, cache_batch, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, PLACED, NONE,              \
 	  "rows of k and v under cache_batch_idx; 0: batch")                                       \
 	X(NUMBER, descale_block_q, 0, 0, INT32_MAX, OP_FORWARD, "kq", NONE,                        \
 	  "rows that share a q_descale; 0: all")                                                   \
-	X(NUMBER, descale_block_k, 0, 0, INT32_MAX, OP_FORWARD, "kk", NONE,                        \
+	X(NUMBER, descale_block_k, 0, 0, INT32_MAX, OP_FORWARD | OP_APPEND, "kk", NONE,            \
 	  "keys that share a k_descale, v_descale; 0: all")                                        \
-	X(FLAG, descale_per_page, 0, 0, 1, OP_FORWARD, "kp", NONE,                                 \
-	  "k_descale and v_descale are [n_pages, nhead_k]")                                        \
+	X(FLAG, descale_per_page, 0, 0, 1, OP_FORWARD | OP_APPEND, "kp", NONE,                     \
+	  "k_descale, v_descale: [n_pages, nhead_k, ceil(page_size / descale_block_k)]")           \
 	X(CHOICE, rope, FMHA_ROPE_NONE, 0, FMHA_ROPE_HALF_ROTATED, OP_FORWARD | OP_APPEND, "r",    \
 	  ONE("rope", "none|interleaved|half", "rotary embedding of what is appended"),            \
 	  "how appended keys and q rotate")                                                        \
-	X(NUMBER, rotary_dim, 0, 0, 256, OPS_ALL, PLACED, NONE,                                    \
+	X(NUMBER, rotary_dim, 0, 0, 512, OPS_ALL, PLACED, NONE,                                    \
 	  "leading elements that rotate: a multiple of 16")                                        \
 	X(NUMBER, rotary_max_pos, 0, 0, INT32_MAX, OPS_ALL, PLACED, NONE,                          \
 	  "rows of the cos and sin tables")                                                        \
@@ -291,7 +306,18 @@ enum fmha_tensor_role {
 	  "number of the first row for dropout: a multiple of 16")                                 \
 	X(NUMBER, dropout_column, 0, 0, INT32_MAX, OPS_ATTENTION, PLACED,                          \
 	  ONE("dropout-column", "N", "likewise of the first key, a multiple of 32"),               \
-	  "number of the first key for dropout: a multiple of 32")
+	  "number of the first key for dropout: a multiple of 32")                                 \
+	X(NUMBER, mask_endpoints, 0, 0, 63, OPS_ATTENTION, "me",                                   \
+	  ONE("mask-endpoints", "N", "a mask of intervals, N endpoints a row: odd"),               \
+	  "endpoints a row has in mask_intervals: odd; 0: none")                                   \
+	X(FLAG, descale_computed, 0, 0, 1, OP_APPEND, "kc", NONE,                                  \
+	  "append: k_descale, v_descale, of single slots, are found and written")                  \
+	X(FLAG, v_in_k, 0, 0, 1, OP_FORWARD | OP_APPEND, "vk",                                     \
+	  ONE("v-in-k", NULL, "the values are the first elements of the keys: MLA"),               \
+	  "there is no v: it is the first hdim_v elements of k")                                   \
+	X(NUMBER, topk, 0, 0, INT32_MAX, OP_FORWARD, "tk",                                         \
+	  ONE("topk", "N", "each row sees N keys, which indices names"),                           \
+	  "keys that indices names for a row; 0: no indices")
 
 /*
  * An attention problem, with
@@ -307,6 +333,17 @@ enum fmha_tensor_role {
  *
  * ALiBi adds -slope * |i + seqlen_k - seqlen_q - j|: the last row lies on the last column,
  * whichever corner the mask is tied to.
+ *
+ * A mask may also be data, under whatever band there is: a row sees what both let it see. The endpoints
+ * F0, F1, ... of a row in mask_intervals say a union of intervals of columns,
+ *   [0, F0) and [F1, F2) and [F3, F4) and so on,
+ * which is what cuDNN's flex_attention takes as [heads, endpoints, rows of all sequences]
+ * (docs.nvidia.com/cudnn/fe-oss-apis/attention/flex_attention_design, "Public Mask Representation"). Any int32
+ * is an endpoint: those below 0 count as 0, those beyond the sequence's keys as its last one's end, and an
+ * interval that ends where it begins, or before, is empty; intervals may overlap and come in any order.
+ * In mask_bits, bit j % 8 of byte j / 8 of a row says whether it sees column j. Either is read while the
+ * kernels run: who changes it meanwhile gets a result that is some mixture, and nobody else notices.
+ * Backward takes its forward's mask.
  *
  * A sink is a logit of each head that enters the softmax's denominator and no output. LSE counts
  * it: log(exp(sink) + sum exp(S)); a row that sees no key has O = 0 and LSE = sink (-inf without
@@ -350,6 +387,36 @@ enum fmha_tensor_role {
  * becomes (x * c - y * s, x * s + y * c), c = rotary_cos[p][n] and s = rotary_sin[p][n], in double,
  * rounded once; a position past the tables takes their last row. Elements from rotary_dim on are
  * copied.
+ *
+ * With slot_mapping, append_kv writes row i of sequence b of k_new and v_new to slot slot_mapping[b][i] %
+ * page_size of page slot_mapping[b][i] / page_size: no table, no lengths, seqlen_k 0. A row whose slot is
+ * -1 is left out; of two rows with one slot either may stay, or a part of each. RoPE turns it and row i of
+ * q, which has as many, by positions[b][i]. Slots and positions that the cache and the tables do not have
+ * are refused on the CPU before anything is written; a GPU, which alone reads them, leaves such rows out
+ * and takes the nearest row of the tables.
+ *
+ * Keys and values of fp8 take q (forward) of f16 or bf16, and so k_new and v_new: element x of those is
+ * stored as x / k_descale (v_descale), the factor that it is read with, of its own sequence, head and
+ * place, divided in float, rounded once, and at most the type's largest finite number. With
+ * descale_computed (append_kv by pages and slots: descale_per_page, descale_block_k 1) a row's factor is
+ * the largest |x| of its head over the type's largest number, at least 2^-100, and 1 of a row of zeros or
+ * one that is not finite. RoPE comes before it: turned in double, rounded to float, divided.
+ *
+ * Multi-head latent attention, absorbed, is a forward whose values are part of its keys: with v_in_k there
+ * is no v (no v_new, no v_descale), its element (.., d) is k's, hdim_v is at most hdim_q, and k_descale is
+ * both's. DeepSeek's has one key head, hdim_q 576 and hdim_v 512; the last 64 elements, which are no values,
+ * are turned by whoever makes them: rope, which turns the first ones, is not taken.
+ *
+ * In kv_layout latent_fp8, FlashMLA's "FP8 with scale", such a key takes FMHA_LATENT_BYTES bytes: its
+ * first 512 elements as e4m3, four f32 factors, one for each 128 of them, its last 64 elements as bf16.
+ * k is of e4m3, its last extent 656; offset and strides are multiples of 16. Q and new rows are of f16 or
+ * bf16; an append finds the factors as descale_computed does. f16 elements become bf16, rounded once.
+ *
+ * With topk, a row of q sees the keys that its indices say and no others: positions of its sequence, or,
+ * in pages without block_table and kv_indptr (seqlen_k 0), slots: page * page_size + place in the page. An
+ * index that the sequence, or the cache, does not have (-1) is left out; one that is there twice counts
+ * twice. All heads of a row share them. They are read while the kernels run. No mask, bias, ALiBi,
+ * dropout, leftpad_k or splits with it.
  */
 struct fmha_problem {
 	uint32_t struct_size; /* sizeof(struct fmha_problem), set by fmha_problem_init() */
@@ -384,7 +451,7 @@ FMHA_API const char *fmha_error_sentence(int code);
 /* Bytes of an element, 0 for a value that is no enum fmha_dtype. */
 FMHA_API uint32_t fmha_dtype_bytes(uint32_t dtype);
 
-/* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8"; NULL when unknown. A static string. */
+/* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64"; NULL when unknown. A static string. */
 FMHA_API const char *fmha_dtype_name(uint32_t dtype);
 
 /* The largest byte that dropout keeps at this rate, below 1: see struct fmha_problem. 255 at 0. */

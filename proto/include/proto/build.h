@@ -2,7 +2,7 @@
 /*
  * build.h: the order of one compile, as kernels/gpu makes it. It travels as it is, from the device that wants
  * the code over the message `compile` to the helper: plain data, borrowed by const pointer, copied by
- * assignment. Who waits for the code stands beside it. What it comes to, compile/identity.h says.
+ * assignment. Who waits for the code stands beside it. What it comes to, compile/build_identity.h says.
  */
 #ifndef PROTO_BUILD_H
 #define PROTO_BUILD_H
@@ -11,7 +11,7 @@
 
 #define BUILD_NAME_BYTES 256
 #define BUILD_WORD_BYTES 64
-#define BUILD_OPTIONS    32
+#define BUILD_OPTIONS    40
 
 struct kernel_build {
 	char name[BUILD_NAME_BYTES]; /* unique per code object: for messages and people */

@@ -20,10 +20,13 @@
 #define PROTO_MAX_FENCES   4
 #define PROTO_NAME_BYTES   64               /* device, client and set names, NUL included */
 #define PROTO_KERNEL_BYTES BUILD_NAME_BYTES /* canonical kernel names, NUL included */
+#define PROTO_LAYOUT_BYTES 128              /* what a pool's pages hold, NUL included */
+#define PROTO_SHARE_BYTES  32               /* random ones by which a user opens another's pool */
+#define PROTO_POOL_BATCH   1024             /* pages or keys of one request */
 #define PROTO_SHAPE_BYTES  160              /* the words under which times are kept, NUL included */
 #define PROTO_HASH_BYTES   32
 
-/* Of a plan that a client launches. */
+/* Limits of a plan that a client launches. */
 #define PROTO_MAX_LAUNCHES    6
 #define PROTO_MAX_RELOCATIONS 32
 #define PROTO_MAX_MAPS        4
@@ -33,7 +36,8 @@
 /* X(NAME, word). */
 #define PROTO_MEMORY_KINDS(X) X(MEMFD, memfd) X(IPC_HANDLE, ipc_handle) X(VMM_FD, vmm_fd)
 #define PROTO_URGENCIES(X)    X(URGENT, urgent) X(SOON, soon) X(BACKGROUND, background)
-/* What an administrator has asked a worker for, judged there, to be kept and passed on. */
+#define PROTO_ACCESSES(X)     X(NO_ACCESS, none) X(READS, read) X(WRITES, write)
+/* The wishes of an administrator that a worker has checked, to be kept and passed on. */
 #define PROTO_CHANGES(X)                                                                           \
 	X(CHANGE_PRIORITY, priority)                                                               \
 	X(CHANGE_LIFT, lift)                                                                       \
@@ -46,6 +50,7 @@
 enum proto_memory_kind { PROTO_MEMORY_KINDS(PROTO_ENUM) };
 enum proto_urgency { PROTO_URGENCIES(PROTO_ENUM) };
 enum proto_change { PROTO_CHANGES(PROTO_ENUM) };
+enum proto_access { PROTO_ACCESSES(PROTO_ENUM) };
 #undef PROTO_ENUM
 
 /* A method without params or results: an empty map on the wire. */

@@ -53,7 +53,15 @@
 	X(REGISTRY_CHANGE, "registry_change", CONTROL, 1, 0, registry_change_params,               \
 	  registry_result)                                                                         \
 	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)                           \
-	X(LOCAL_RUNS, "local_runs", WORKER, 0, 0, local_runs_params, local_runs_result)
+	X(LOCAL_RUNS, "local_runs", WORKER, 0, 0, local_runs_params, local_runs_result)            \
+	X(POOL_OPEN, "pool_open", FRONT, 0, 1, pool_open_params, pool_open_result)                 \
+	X(POOL_CLOSE, "pool_close", FRONT, 0, 0, pool_params, empty)                               \
+	X(POOL_LEASE, "pool_lease", FRONT, 0, 0, pool_lease_params, pool_pages)                    \
+	X(POOL_SEAL, "pool_seal", FRONT, 0, 0, pool_seal_params, pool_pages)                       \
+	X(POOL_FIND, "pool_find", FRONT, 0, 0, pool_find_params, pool_pages)                       \
+	X(POOL_GIVE_BACK, "pool_give_back", FRONT, 0, 0, pool_give_back_params, empty)             \
+	X(POOL_DROP, "pool_drop", FRONT, 0, 0, pool_drop_params, empty)                            \
+	X(POOL_SHARE, "pool_share", FRONT, 0, 0, pool_share_params, pool_share_result)
 
 enum proto_server { PROTO_FRONT = 1, PROTO_WORKER = 2, PROTO_BOTH = 3, PROTO_CONTROL = 4 };
 

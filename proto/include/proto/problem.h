@@ -58,7 +58,7 @@ enum problem_field_id {
 
 extern const struct problem_field problem_fields[PROBLEM_N_FIELDS];
 
-/* What @field holds; of COUNTER and REAL whether it is not 0. */
+/* The value of @field; of COUNTER and REAL whether it is not 0. */
 int64_t problem_field_value(const struct fmha_problem *problem, const struct problem_field *field);
 
 /* Lengths, prefix sums, page tables: integers that say where other tensors are read. */
@@ -90,6 +90,7 @@ enum problem_storage {
 	STORED_INDEXED, /* a row of a contiguous cache: cache_batch_idx */
 	STORED_TABLE,   /* pages: block_table */
 	STORED_LIST,    /* pages: kv_indptr, kv_page_indices, kv_last_page_len */
+	STORED_SLOTS, /* pages: slot_mapping says where each new row goes, or indices what is read */
 };
 
 struct problem_axis {
@@ -132,6 +133,14 @@ void problem_extents(const struct fmha_problem *problem, enum fmha_tensor_role r
 void problem_strides(const struct fmha_problem *problem, enum fmha_tensor_role role,
 		     int64_t ret_stride[5]);
 
+/* All three: what a tensor's role, its strides and its type come to. Return: as problem_span_bytes(). */
+struct problem_view {
+	int64_t extent[5], stride[5];
+	uint64_t bytes;
+};
+int problem_view(const struct fmha_problem *problem, enum fmha_tensor_role role,
+		 struct problem_view *ret_view, struct fmha_error *err);
+
 /*
  * Bytes from a view's offset to one past its last element, 0 for a role without elements; every
  * step is checked for overflow. Vectorized caches are packed and counted as such. Return: 0, or
@@ -149,7 +158,7 @@ int problem_span_bytes(const struct fmha_problem *problem, enum fmha_tensor_role
 int problem_settle(struct fmha_problem *problem, struct fmha_error *err);
 
 /*
- * Everything about a problem that can be judged without a device: sizes, options that exclude each
+ * Everything about a problem that can be checked without a device: sizes, options that exclude each
  * other, tensors that are missing, superfluous or of a wrong type, extents, strides, alignment. The
  * problem is settled, or no extents are said. The error names the field, as in "tensor.k.stride" or
  * "hdim_q".

@@ -12,6 +12,7 @@
 #ifndef SPECS_BACKEND_H
 #define SPECS_BACKEND_H
 
+#include <kernels/traits.h>
 #include <specs/space.h>
 
 #define SPEC_BIT(value) (1u << (value))
@@ -26,6 +27,10 @@ enum spec_pipeline_flags {
 		32,        /* products of four waves at once, from LDS that a copy engine fills */
 	SPEC_STREAMS = 64, /* few rows at the speed of memory: several tiles of keys under way */
 	SPEC_STAGED = 128, /* operands as the matrix units of AMD want them, a tile ahead */
+	SPEC_MASK_DATA = 256, /* reads masks that are tensors: intervals, bits */
+	SPEC_SPLITS_DQ = 512, /* writes dQ, or a sum of it for each part of the keys */
+	SPEC_V_IN_K = 1024,   /* values may be part of keys */
+	SPEC_CHOSEN = 2048,   /* reads keys by indices, and latents of fp8 */
 };
 
 struct kernel_spec;
@@ -33,7 +38,7 @@ struct kernel_spec;
 struct spec_pipeline {
 	const char *name;
 	uint32_t flags;
-	/* Of a dq_dk_dv kernel that sums dQ in tiles of its own: their rows and floats. NULL: none does. */
+	/* The rows and floats of tiles of its own in which a dq_dk_dv kernel sums dQ. NULL: none does. */
 	void (*dq_tile)(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats);
 };
 
@@ -57,7 +62,7 @@ struct spec_row {
 	uint16_t tile_m, tile_n;
 	uint8_t waves_m, waves_n;
 	int8_t blocks_per_cu; /* -1: the compiler decides */
-	uint64_t without;     /* bits of enum spec_field: traits that it has not, such as dropout */
+	uint32_t without;     /* bits of enum trait: those that it has not, such as dropout */
 };
 
 struct spec_backend {
@@ -70,9 +75,9 @@ struct spec_backend {
 	size_t n_rows;
 	const struct spec_head_dims *head_dims; /* the largest last, both the same */
 	size_t n_head_dims;
-	/* Bits of enum spec_field: the traits that code is specialised on. All others are arguments, so
-	 * that they are not in the names of kernels: one kernel is one piece of code. */
-	uint64_t compiled;
+	/* Bits of enum trait: those that code is specialised on. All others are arguments, so that they are not
+	 * in the names of kernels: one kernel is one piece of code. */
+	uint32_t compiled;
 	/* Bits of enum spec_family: those whose kernels take head dims as they come, too, and have the largest
 	 * in their names. */
 	uint16_t any_dims;
@@ -82,11 +87,18 @@ struct spec_backend {
 	/*
 	 * Can this tile run? Judges what rows do not say: what has to be divisible, and what fits.
 	 * @pipeline: index into the backend's
+	 * @traits: those of @spec
 	 * Return: NULL, or why not, a sentence of which @ret_field is the subject.
 	 */
 	const char *(*misfit)(const struct spec_backend_arch *arch, int pipeline,
-			      const struct kernel_spec *spec, enum spec_field *ret_field);
+			      const struct kernel_spec *spec, const struct traits *traits,
+			      enum spec_field *ret_field);
 };
+
+/* Finds what a spec of this build's own kernels has compiled in; what it says of a problem besides is left out. */
+void spec_traits(const struct kernel_signature *signature, struct traits *ret_traits);
+/* enum spec_dtype of an enum abi_dtype; -1: kernels have no such type. */
+int spec_dtype_of(uint32_t dtype);
 
 /*
  * Of a spec of this build's own kernels: drops what is no matter to the code, so that what is left is the
@@ -94,9 +106,9 @@ struct spec_backend {
  */
 void spec_reduce(const struct spec_catalog *catalog, struct kernel_spec *spec);
 
-/* The same of a signature alone, on an arch that this build has kernels for. */
-void spec_own_reduce(const struct spec_catalog *catalog, int arch,
-		     struct kernel_signature *signature);
+/* The signature of the kernels that have @traits and @dims, on an arch that this build has kernels for. */
+void spec_own_signature(const struct spec_catalog *catalog, int arch, const struct traits *traits,
+			struct spec_head_dims dims, struct kernel_signature *ret_signature);
 
 /*
  * Does @pattern (with * and ?) match one of the names that a kernel of this build had when names were of
@@ -110,11 +122,11 @@ int spec_is_old_pattern(const struct spec_catalog *catalog, int arch, const char
 #define SPEC_MAX_HEAD_DIMS  32
 
 /*
- * The kernels of an arch that this build has some for, with the head dims and all traits of @wanted.
+ * The kernels of an arch that this build has some for, with these head dims and all of @traits.
  * Return: how many.
  */
-size_t spec_candidates(const struct spec_catalog *catalog, int arch,
-		       const struct kernel_signature *wanted,
+size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struct traits *traits,
+		       struct spec_head_dims dims,
 		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES]);
 /* The pairs of head dims that kernels of @family are made for. Return: how many. */
 size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spec_family family,

@@ -49,7 +49,7 @@ const char *spec_arch_family(const struct spec_catalog *catalog, int arch);
 const char *spec_arch_rules(const struct spec_catalog *catalog, int arch, int index);
 int spec_arch_has_dtype(const struct spec_catalog *catalog, int arch, enum spec_dtype dtype);
 int spec_arch_has_pipeline(const struct spec_catalog *catalog, int arch, int pipeline);
-/* What its backend knows of an arch: NULL for one that this build has no kernels for. */
+/* Finds what its backend knows of an arch: NULL for one that this build has no kernels for. */
 const struct spec_backend_arch *spec_arch_model(const struct spec_catalog *catalog, int arch);
 /* Enum spec_pipeline_flags of one of this build's pipelines; -1: it is not one. */
 int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
@@ -57,11 +57,17 @@ int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
 void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		  int32_t *ret_rows, int32_t *ret_floats);
 
-/* Of ck/: profiles, each a predicate on the record with the receipt of the same name. */
+/* The profiles of ck/, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);
 const char *spec_profile_name(const struct spec_catalog *catalog, int profile);
 int spec_profile_find(const struct spec_catalog *catalog, const char *name); /* -1: none */
-int spec_profile_receipt(const struct spec_catalog *catalog, int profile);   /* -1: none */
+/* By its name, or by its receipt as a number. -1: none */
+int spec_profile_parse(const struct spec_catalog *catalog, const char *text);
+int spec_profile_receipt(const struct spec_catalog *catalog, int profile); /* -1: none */
+/* The receipt whose kernels it keeps some of: its own, but for a few; -1: the default one. */
+int spec_profile_kernels_of(const struct spec_catalog *catalog, int profile);
+/* 1: it is about data types that the shipped sweeps have not. */
+int spec_profile_all_types(const struct spec_catalog *catalog, int profile);
 const char *spec_profile_text(const struct spec_catalog *catalog, int profile);
 int spec_profile_keeps(const struct spec_catalog *catalog, int profile,
 		       const struct kernel_spec *spec);

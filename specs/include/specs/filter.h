@@ -29,6 +29,13 @@ struct spec_filter;
 int spec_filter_compile(const struct spec_catalog *catalog, const char *text,
 			struct spec_filter **ret_filter, char explain[SPEC_EXPLAIN_BYTES],
 			struct fmha_error *err);
+/*
+ * The same of a file: one expression over any number of lines, with comments from # to the line's end. In
+ * @explain lines and comments are blanks. Return: FMHA_EIO as well, without an explanation.
+ */
+int spec_filter_read(const struct spec_catalog *catalog, const char *path,
+		     struct spec_filter **ret_filter, char explain[SPEC_EXPLAIN_BYTES],
+		     struct fmha_error *err);
 struct spec_filter *spec_filter_free(struct spec_filter *filter);
 
 int spec_filter_match(const struct spec_filter *filter, const struct kernel_spec *spec);

@@ -9,7 +9,8 @@
 #define SPEC_JSON_BYTES 2560
 
 /* Each writes one line with its newline and NUL and returns its length without the NUL. */
-size_t spec_csv_header(char line[SPEC_ROW_BYTES]);
+/* @is_own: of this build's kernels, which may have more columns than AMD's 59. */
+size_t spec_csv_header(int is_own, char line[SPEC_ROW_BYTES]);
 size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		    char line[SPEC_ROW_BYTES]);
 
@@ -17,7 +18,7 @@ size_t spec_csv_row(const struct spec_catalog *catalog, const struct kernel_spec
 int spec_csv_parse(const struct spec_catalog *catalog, const char *line,
 		   struct kernel_spec *ret_spec, struct fmha_error *err);
 
-/* One JSON object of 59 members and "name", without a newline; returns its length. */
+/* One JSON object of a member a column and "name", without a newline; returns its length. */
 size_t spec_json(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		 char text[SPEC_JSON_BYTES]);
 

@@ -71,11 +71,9 @@ const char *spec_shape_word(const char *field, int32_t value);
  *   op == 'forward' and seqlen_k >= 4 * seqlen_q and data_type in ('fp16', 'bf16')
  * @explain, Return: as spec_filter_compile()
  */
-struct spec_shape_filter;
-int spec_shape_filter_compile(const char *text, struct spec_shape_filter **ret_filter,
+int spec_shape_filter_compile(const char *text, struct spec_filter **ret_filter,
 			      char explain[SPEC_EXPLAIN_BYTES], struct fmha_error *err);
-struct spec_shape_filter *spec_shape_filter_free(struct spec_shape_filter *filter);
-int spec_shape_filter_match(const struct spec_shape_filter *filter, const struct spec_shape *shape);
+int spec_shape_filter_match(const struct spec_filter *filter, const struct spec_shape *shape);
 
 typedef int (*spec_shape_each)(void *owner, const struct spec_shape *shape);
 int spec_shapes_read(const char *dir, const char *tier, spec_shape_each each, void *owner,

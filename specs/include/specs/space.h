@@ -30,9 +30,10 @@ struct spec_space_options {
 		*variant; /* NULL: all of the arch's (its default sweeps), else "fwd", "bwd", ... */
 	const char *config; /* NULL, or a sweep: the name of a shipped one, or a file's path; names
 			     * its own variant. variant and config are not given together */
-	const char *config_json;                     /* NULL, or the text of such a file */
-	int exhaustive;                              /* 0: rules mode */
-	int receipt;                                 /* 0: ck_default; exhaustive mode ignores it */
+	const char *config_json; /* NULL, or the text of such a file */
+	int exhaustive;          /* 0: rules mode */
+	int all_types;           /* 1: the shipped sweeps, but of every data type of the arch */
+	int receipt;             /* 0: ck_default; exhaustive mode ignores it */
 	const struct spec_head_dims *restrict_hdims; /* borrowed; NULL: all */
 	size_t n_restrict_hdims;
 };
@@ -40,11 +41,25 @@ struct spec_space_options {
 /* All variants' shipped configurations, receipt 0: what a registry holds. */
 #define SPEC_SPACE_OPTIONS(arch_name) ((struct spec_space_options){.arch = (arch_name)})
 
+/*
+ * A sweep by itself: the variant that it asks for, and what its lists let through, for programs that thin
+ * out something else than a space. @name: of a shipped one, or a file's path.
+ */
+struct spec_sweep;
+int spec_sweep_load(const struct spec_catalog *catalog, const char *name,
+		    struct spec_sweep **ret_sweep, struct fmha_error *err);
+struct spec_sweep *spec_sweep_free(struct spec_sweep *sweep);
+const char *spec_sweep_variant(const struct spec_sweep *sweep);
+/* 1: @value is in the field's list, or there is none; an empty list of data types is none, too. */
+int spec_sweep_allows(const struct spec_sweep *sweep, enum spec_field field, int64_t value);
+/* 1: the sweep has a list of the field. */
+int spec_sweep_lists(const struct spec_sweep *sweep, enum spec_field field);
+
 /* @catalog is kept. Return: 0, FMHA_EINVAL naming the option, FMHA_EIO, FMHA_ENOMEM. */
 int spec_space_new(const struct spec_catalog *catalog, const struct spec_space_options *options,
 		   struct spec_space **ret_space, struct fmha_error *err);
 struct spec_space *spec_space_free(struct spec_space *space);
-int spec_space_arch(const struct spec_space *space);
+int spec_space_is_own(const struct spec_space *space); /* of kernels of this build */
 
 /* The number of specs, without walking them. */
 uint64_t spec_space_count(const struct spec_space *space);

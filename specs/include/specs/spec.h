@@ -5,7 +5,8 @@
  * copy it, compare it with spec_compare(), keep millions.
  *
  * Its 59 fields are listed once, in SPEC_FIELDS, in the order of the CSV columns; CSV, JSON,
- * filters, rules and names all work from that list.
+ * filters, rules and names all work from that list. This build's own kernels may have more, each a trait of
+ * FMHA_OWN_TRAITS (kernels/traits.h).
  */
 #ifndef SPECS_SPEC_H
 #define SPECS_SPEC_H
@@ -14,27 +15,19 @@
 #include <stdint.h>
 
 #include <fmha/base.h>
+#include <kernels/traits.h>
 
 #define SPEC_NAME_BYTES 256 /* canonical names, NUL included: a file name at most */
-#define SPEC_N_FIELDS   59
+#define SPEC_N_COLUMNS  59  /* of all kernels' CSV */
+#define SPEC_N_FIELDS   (SPEC_N_COLUMNS + N_OWN_TRAITS) /* of this build's */
 
 /*
  * The vocabularies that programs depend on: X(ID, word). The order is the order of sorting. The
  * words that only data depends on (archs, pipelines, tile tags) are numbered by the catalog
  * instead.
  */
-#define SPEC_FAMILIES(X) /* the order of enum abi_family */                                        \
-	X(FWD, fwd)                                                                                \
-	X(FWD_SPLITKV, fwd_splitkv)                                                                \
-	X(FWD_SPLITKV_COMBINE, fwd_splitkv_combine)                                                \
-	X(FWD_PAGEDKV, fwd_pagedkv)                                                                \
-	X(FWD_APPENDKV, fwd_appendkv)                                                              \
-	X(BATCH_PREFILL, batch_prefill)                                                            \
-	X(BWD_DOT_DO_O, bwd_dot_do_o)                                                              \
-	X(BWD_DQ_DK_DV, bwd_dq_dk_dv)                                                              \
-	X(BWD_CONVERT_DQ, bwd_convert_dq)
-
-#define SPEC_DTYPES(X) /* inputs; "fp8bf16": fp8 inputs, bf16 output */                            \
+#define SPEC_FAMILIES(X) ABI_FAMILIES(X)
+#define SPEC_DTYPES(X)   /* inputs; "fp8bf16": fp8 inputs, bf16 output */                          \
 	X(FP16, fp16)                                                                              \
 	X(BF16, bf16)                                                                              \
 	X(FP32, fp32)                                                                              \
@@ -124,10 +117,13 @@ struct kernel_signature {
 	uint8_t deterministic;     /* 0, 1 */
 	uint8_t dbias;             /* 0, 1 */
 	uint8_t dropout_variant;   /* enum spec_dropout */
-	uint8_t reserved;          /* 0 */
+#define SPEC_OWN_MEMBER(name, NAME, word, kind, families, asked) uint8_t name;
+	FMHA_OWN_TRAITS(SPEC_OWN_MEMBER)
+#undef SPEC_OWN_MEMBER
+	uint8_t reserved[1 + N_OWN_TRAITS % 2]; /* 0 */
 };
 
-/* What a tile generator decides: block tile, waves, warp tiles. Stage 0: S = QK, 1: O = PV. */
+/* The choice of a tile generator: block tile, waves, warp tiles. Stage 0: S = QK, 1: O = PV. */
 struct kernel_tile {
 	uint16_t tile_m0, tile_n0, tile_k0, tile_n1, tile_k1, tile_k0max;
 	uint16_t tile_bwd6, tile_bwd7, tile_bwd8; /* bwd_dq_dk_dv only, else 0 */
@@ -221,9 +217,11 @@ struct kernel_spec {
 	X(use_trload, tile.use_trload, FLAG)
 
 enum spec_field {
-#define SPEC_ENUM_FIELD(name, member, kind) SPEC_FIELD_##name,
-	SPEC_FIELDS(SPEC_ENUM_FIELD)
+#define SPEC_ENUM_FIELD(name, member, kind)                    SPEC_FIELD_##name,
+#define SPEC_ENUM_OWN(name, NAME, word, kind, families, asked) SPEC_FIELD_##name,
+	SPEC_FIELDS(SPEC_ENUM_FIELD) FMHA_OWN_TRAITS(SPEC_ENUM_OWN)
 #undef SPEC_ENUM_FIELD
+#undef SPEC_ENUM_OWN
 };
 
 struct spec_catalog;
@@ -235,6 +233,8 @@ void spec_signature_init(struct kernel_signature *signature);
 /* Field access by number, for code that works on all fields alike. */
 const char *spec_field_name(enum spec_field field);
 int64_t spec_get(const struct kernel_spec *spec, enum spec_field field);
+/* Is it of the signature? */
+int spec_field_is_trait(enum spec_field field);
 void spec_set(struct kernel_spec *spec, enum spec_field field, int64_t value);
 
 /* The words of a field; NULL when the field has no vocabulary or @value is not in it. */
@@ -257,7 +257,7 @@ int spec_word_find(const struct spec_catalog *catalog, enum spec_field field, co
  *   p<pad_s><pad_sk><pad_d><pad_dv>, mask, bias,
  *   then in this order, each only when it is not the default: lse, drop, cap, sink, skip,
  *     qs.<qscale>, paged, rope.<rope>, ps<page_size>, kvl.<layout>, kvt.<lookup>, det, dbias,
- *     drv.<variant>, trload, bpc<n>, nwg<n>, v.<vlayout>,
+ *     drv.<variant>, trload, bpc<n>, nwg<n>, v.<vlayout>, and the words of traits of this build's own,
  *   last the arch.
  * Returns the length; 0 when it would not fit, which validation reports as an error.
  */

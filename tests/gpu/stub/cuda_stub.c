@@ -8,6 +8,7 @@
  * CUDA_STUB_IDLE any code is a module, and kernels do nothing, but if that is "stray" they write
  * the byte in front of their first tensor. CUDA_STUB_MODULES is how many modules there is memory for,
  * CUDA_STUB_GRANULES how much there is for modules, which take a granule of 2 MiB each, and all else together.
+ * CUDA_STUB_CARDS is a file of the cards' PCI buses, a number each; without it there is one card that does not say.
  *
  * A process that has loaded it may ask what it has seen: cuda_stub_modules() are loaded,
  * cuda_stub_arguments() were those of the last launch. Between cuStreamBeginCapture() and
@@ -67,16 +68,39 @@ CALL(cuInit, unsigned flags)
 	return 0;
 }
 
+#define MAX_CARDS 8
+
+/* The cards of the machine as they are now, by their PCI buses. Return: how many. */
+static int cards(int buses[MAX_CARDS])
+{
+	const char *path = getenv("CUDA_STUB_CARDS");
+	FILE *file = path ? fopen(path, "re") : NULL;
+	int n = 0;
+
+	if (!file) {
+		buses[0] = 0;
+		return 1;
+	}
+	while (n < MAX_CARDS && fscanf(file, "%d", &buses[n]) == 1)
+		n++;
+	(void)fclose(file);
+	return n;
+}
+
 CALL(cuDeviceGetCount, int *count)
 {
-	*count = 1;
+	int buses[MAX_CARDS];
+
+	*count = cards(buses);
 	return 0;
 }
 
 CALL(cuDeviceGet, int *device, int index)
 {
+	int buses[MAX_CARDS];
+
 	*device = index;
-	return index == 0 ? 0 : 101;
+	return index >= 0 && index < cards(buses) ? 0 : 101;
 }
 
 CALL(cuDeviceGetName, char *name, int size, int device)
@@ -98,9 +122,11 @@ CALL(cuDeviceGetAttribute, int *value, int attribute, int device)
 	static const int values[][2] = {{97, 232448},  {10, 32},      {16, 132},  {75, 9},
 					{13, 1980000}, {36, 3201000}, {37, 6144}, {76, 0},
 					{102, 1},      {103, 1}};
+	int buses[MAX_CARDS];
 
-	(void)device;
 	*value = 0;
+	if (attribute == 33 && device < cards(buses)) /* PCI_BUS_ID */
+		*value = buses[device];
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
 		if (values[i][0] == attribute)
 			*value = values[i][1];
@@ -113,13 +139,19 @@ CALL(cuDevicePrimaryCtxRetain, void **context, int device)
 	return 0;
 }
 
+static __thread void *current_context;
+
 CALL(cuCtxSetCurrent, void *context)
 {
-	(void)context;
+	current_context = context;
 	return 0;
 }
 
-static __thread void *current_context;
+CALL(cuCtxGetDevice, int *device)
+{
+	*device = current_context ? (int)(uintptr_t)current_context - 1 : 0;
+	return 0;
+}
 
 CALL(cuCtxGetCurrent, void **context)
 {
@@ -800,10 +832,12 @@ CALL(cuMemExportToShareableHandle, int *fd, unsigned long long handle, int kind,
 
 CALL(cuMemImportFromShareableHandle, unsigned long long *handle, void *fd, int kind)
 {
-	int copy = dup((int)(intptr_t)fd);
 	struct stat st;
+	int copy;
 
 	(void)kind;
+	MAY_FAIL("cuMemImportFromShareableHandle");
+	copy = dup((int)(intptr_t)fd);
 	if (copy < 0 || fstat(copy, &st) < 0 || !S_ISREG(st.st_mode))
 		return INVALID;
 	*handle = (unsigned long long)copy + 1;
@@ -813,9 +847,11 @@ CALL(cuMemImportFromShareableHandle, unsigned long long *handle, void *fd, int k
 CALL(cuMemAddressReserve, pointer *at, size_t bytes, size_t alignment, pointer where,
      unsigned long long flags)
 {
-	void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *address;
 
 	(void)alignment, (void)where, (void)flags;
+	MAY_FAIL("cuMemAddressReserve");
+	address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	*at = (pointer)(uintptr_t)address;
 	return address == MAP_FAILED ? 2 : 0;
 }
@@ -831,6 +867,7 @@ CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handl
 	struct stat st;
 
 	(void)flags;
+	MAY_FAIL("cuMemMap");
 	if (fstat((int)handle - 1, &st) < 0)
 		return 2;
 	if (offset + bytes > (size_t)st.st_size)
@@ -856,5 +893,6 @@ CALL(cuMemUnmap, pointer at, size_t bytes)
 CALL(cuMemSetAccess, pointer at, size_t bytes, const void *access, size_t n)
 {
 	(void)at, (void)bytes, (void)access, (void)n;
+	MAY_FAIL("cuMemSetAccess");
 	return 0;
 }

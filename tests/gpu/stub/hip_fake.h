@@ -24,7 +24,13 @@
  *   HIP_FAKE_FAULT=N:abort         the N-th kernel ends the process, as ROCr does; N:late: it fails, and
  *                                  every later call says so
  *   HIP_FAKE_FIRST_MS, HIP_FAKE_TOUCH_MS, HIP_FAKE_KERNEL_US   how long those take
- *   HIP_FAKE_LAX=1                 streams do not wait for words
+ *   HIP_FAKE_LAX=1                 streams do not wait for words; 2: neither do kernels that are to
+ *   HIP_FAKE_DEAF=1                what streams write to words does not arrive
+ *   HIP_FAKE_DMABUF=WHAT           no: there are none; range: only HIP 7's call makes them; block: one is of more than
+ *                                  was asked for; zeros: who opens one sees other memory; deaf: ... sees what was there and
+ *                                  writes for itself; lost: hipFree() takes it from whoever has opened it; closes: the
+ *                                  runtime closes the descriptor; aborts, hangs: so does who opens it
+ *   HIP_FAKE_IPC=WHAT              zeros, deaf, aborts, hangs: the same of handles
  *   HIP_FAKE_HANG=FILE             while it exists kernels do not end
  *   HIP_FAKE_COUNTS=FOLDER         what the process has is counted in a file there, named by its number: records
  *                                  of a name of 24 bytes and an int64
@@ -91,6 +97,8 @@ bool fake_hangs(void);
 /* On a queue: ends the process where [@at, @at + @bytes) is no memory of the device's, or the host's; the first
  * touch takes its time. */
 void fake_touch(const void *at, size_t bytes);
+/* Whether the environment variable says this. */
+bool fake_is(const char *variable, const char *what);
 bool fake_is_pinned(const void *at, size_t bytes);
 bool fake_is_known(const void *at);
 /* "[[address, bytes, path], ...]" of all memory; free() it. */

@@ -4,17 +4,13 @@
  * range of addresses that is reserved at once and filled from below; who opens a handle looks in the other
  * process for the file that is mapped where the handle says.
  */
-#include "hip_fake.h"
+#include "hip_fake_memory.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE       4096ull
@@ -23,37 +19,16 @@
 #define DEVICE     ((size_t)4 << 30)
 #define POISONED   (16u << 20)
 
-/* A piece of the range; an import of another process's memory; memory of the host that is registered. */
-struct memory {
-	struct memory *next; /* by address */
-	char *at;
-	size_t bytes;  /* as it is described: an import's are what its handle said */
-	size_t mapped; /* bytes in fact, whole pages; 0: registered host memory */
-	int fd;
-	unsigned uses; /* of an import; 0: it is none */
-	bool touched;
-};
-
-/* hipIpcMemHandle_t as the runtime fills it in. */
-struct ipc_handle {
-	uint32_t address[2], pid, is_host, node, unused[3];
-	uint64_t bytes, offset;
-	int32_t owner;
-	char reserved[12];
-};
-_Static_assert(sizeof(struct ipc_handle) == sizeof(hipIpcMemHandle_t), "64 bytes");
-
-static struct memory *memories; /* under fake_lock */
+struct memory *memories; /* under fake_lock */
 static size_t n_allocated;
 static char *range;
 
-static size_t pages(size_t bytes)
+size_t fake_pages(size_t bytes)
 {
 	return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* The last that begins at or in front of @at, if it reaches so far. */
-static struct memory *find(const void *at)
+struct memory *fake_find(const void *at)
 {
 	struct memory *found = NULL;
 
@@ -102,14 +77,13 @@ static char *find_place(size_t bytes)
 	return at + bytes <= range + RANGE ? at : NULL;
 }
 
-/* Maps @mapped bytes of the file, described as @bytes. Takes the descriptor. With the lock held. */
-static struct memory *place(int fd, size_t mapped, size_t bytes)
+struct memory *fake_place(int fd, size_t mapped, size_t bytes, int sharing)
 {
 	struct memory *memory = calloc(1, sizeof(*memory));
 	char *at = find_place(mapped);
 
 	if (!memory || !at ||
-	    mmap(at, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+	    mmap(at, mapped, PROT_READ | PROT_WRITE, sharing | MAP_FIXED, fd, 0) == MAP_FAILED) {
 		free(memory);
 		(void)close(fd);
 		return NULL;
@@ -119,7 +93,7 @@ static struct memory *place(int fd, size_t mapped, size_t bytes)
 	return memory;
 }
 
-static void unplace(struct memory *memory)
+void fake_unplace(struct memory *memory)
 {
 	take_out(memory);
 	(void)mmap(memory->at, memory->mapped, PROT_NONE,
@@ -142,13 +116,13 @@ hipError_t hipMalloc(void **pointer, size_t bytes)
 	fd = memfd_create("hip-fake", MFD_CLOEXEC);
 	if (fd < 0)
 		return hipErrorOutOfMemory;
-	if (ftruncate(fd, (off_t)pages(bytes)) < 0) {
+	if (ftruncate(fd, (off_t)fake_pages(bytes)) < 0) {
 		(void)close(fd);
 		return hipErrorOutOfMemory;
 	}
 	(void)pthread_mutex_lock(&fake_lock);
 	if (n_allocated + bytes <= DEVICE)
-		memory = place(fd, pages(bytes), bytes);
+		memory = fake_place(fd, fake_pages(bytes), bytes, MAP_SHARED);
 	else
 		(void)close(fd);
 	if (memory)
@@ -173,14 +147,20 @@ hipError_t hipFree(void *pointer)
 		return hipSuccess;
 	fake_wait_for_all();
 	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(pointer);
-	if (memory && (memory->at != pointer || memory->uses || !memory->mapped))
+	memory = fake_find(pointer);
+	if (memory &&
+	    (memory->at != pointer || (memory->uses && !memory->external) || !memory->mapped))
 		memory = NULL;
-	if (memory) {
+	if (memory && memory->external) {
+		fake_add(COUNT_IMPORTS, -1);
+		fake_unplace(memory);
+	} else if (memory) {
+		if (fake_is("HIP_FAKE_DMABUF", "lost"))
+			memset(memory->at, 0, memory->bytes);
 		n_allocated -= memory->bytes;
 		fake_add(COUNT_ALLOCATIONS, -1);
 		fake_add(COUNT_BYTES, -(int64_t)memory->bytes);
-		unplace(memory);
+		fake_unplace(memory);
 	}
 	(void)pthread_mutex_unlock(&fake_lock);
 	return told != hipSuccess ? told : memory ? hipSuccess : hipErrorInvalidValue;
@@ -198,7 +178,7 @@ hipError_t hipHostRegister(void *pointer, size_t bytes, unsigned flags)
 		return hipErrorOutOfMemory;
 	*memory = (struct memory){.at = pointer, .bytes = bytes, .fd = -1};
 	(void)pthread_mutex_lock(&fake_lock);
-	known = find(pointer) != NULL;
+	known = fake_find(pointer) != NULL;
 	if (!known)
 		insert(memory);
 	(void)pthread_mutex_unlock(&fake_lock);
@@ -217,7 +197,7 @@ hipError_t hipHostUnregister(void *pointer)
 
 	fake_wait_for_all();
 	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(pointer);
+	memory = fake_find(pointer);
 	if (memory && memory->mapped)
 		memory = NULL;
 	if (memory)
@@ -236,7 +216,7 @@ hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *bytes, hipDevicep
 
 	ENTER("hipMemGetAddressRange");
 	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(pointer);
+	memory = fake_find(pointer);
 	if (memory) {
 		*base = memory->at;
 		*bytes = memory->bytes;
@@ -252,7 +232,7 @@ bool fake_is_known(const void *at)
 	bool known;
 
 	(void)pthread_mutex_lock(&fake_lock);
-	known = find(at) != NULL;
+	known = fake_find(at) != NULL;
 	(void)pthread_mutex_unlock(&fake_lock);
 	return known;
 }
@@ -263,7 +243,7 @@ bool fake_is_pinned(const void *at, size_t bytes)
 	bool pinned;
 
 	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(at);
+	memory = fake_find(at);
 	pinned = memory && !memory->mapped &&
 		 (const char *)at + bytes <= memory->at + memory->bytes;
 	(void)pthread_mutex_unlock(&fake_lock);
@@ -276,7 +256,7 @@ void fake_touch(const void *at, size_t bytes)
 	bool first;
 
 	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(at);
+	memory = fake_find(at);
 	if (!memory && ((const char *)at < range || (const char *)at >= range + RANGE)) {
 		(void)pthread_mutex_unlock(&fake_lock);
 		return;
@@ -311,147 +291,4 @@ char *fake_memory_list(void)
 	(void)fputc(']', out);
 	(void)fclose(out);
 	return text;
-}
-
-/* ---- between processes ---- */
-
-hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *handle, void *pointer)
-{
-	struct ipc_handle out = {.node = 1, .pid = (uint32_t)getpid(), .owner = getpid()};
-	const struct memory *memory;
-
-	ENTER("hipIpcGetMemHandle");
-	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(pointer);
-	if (memory && (!memory->mapped || memory->uses))
-		memory = NULL;
-	if (memory) {
-		memcpy(out.address, &memory->at, sizeof(out.address));
-		out.bytes = memory->bytes;
-		out.offset = (uint64_t)((char *)pointer - memory->at);
-	}
-	(void)pthread_mutex_unlock(&fake_lock);
-	memcpy(handle, &out, sizeof(out));
-	return memory ? hipSuccess : hipErrorInvalidValue;
-}
-
-/* The file that process @pid has mapped at @at. -1: none. */
-static int open_foreign(uint32_t pid, uint64_t at)
-{
-	unsigned long long from, inode, want = 0;
-	char path[64], line[512];
-	struct dirent *entry;
-	int fd = -1, found = -1;
-	FILE *maps;
-	DIR *folder;
-
-	(void)snprintf(path, sizeof(path), "/proc/%u/maps", pid);
-	maps = fopen(path, "re");
-	while (maps && fgets(line, sizeof(line), maps))
-		if (strstr(line, "hip-fake") &&
-		    sscanf(line, "%llx-%*x %*s %*x %*s %llu", &from, &inode) == 2 && from == at)
-			want = inode;
-	if (maps)
-		(void)fclose(maps);
-	(void)snprintf(path, sizeof(path), "/proc/%u/fd", pid);
-	folder = want ? opendir(path) : NULL;
-	while (folder && found < 0 && (entry = readdir(folder))) {
-		struct stat st;
-
-		fd = openat(dirfd(folder), entry->d_name, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-		if (fd >= 0 && fstat(fd, &st) == 0 && st.st_ino == want)
-			found = fd;
-		else if (fd >= 0)
-			(void)close(fd);
-	}
-	if (folder)
-		(void)closedir(folder);
-	return found;
-}
-
-hipError_t hipIpcOpenMemHandle(void **pointer, hipIpcMemHandle_t handle, unsigned flags)
-{
-	struct memory *memory = NULL;
-	struct ipc_handle in;
-	struct stat st;
-	uint64_t at;
-	int fd;
-
-	ENTER("hipIpcOpenMemHandle");
-	memcpy(&in, &handle, sizeof(in));
-	memcpy(&at, in.address, sizeof(at));
-	if (flags != hipIpcMemLazyEnablePeerAccess || in.bytes == 0)
-		return hipErrorInvalidValue;
-	if (in.owner == getpid())
-		return hipErrorInvalidContext;
-	/* Nobody answers for a process that is not there. */
-	if (in.pid > INT32_MAX || (kill((pid_t)in.pid, 0) < 0 && errno == ESRCH)) {
-		(void)sleep(10);
-		return hipErrorInvalidDevicePointer;
-	}
-	fd = open_foreign(in.pid, at);
-	if (fd < 0 || fstat(fd, &st) < 0) {
-		if (fd >= 0)
-			(void)close(fd);
-		return hipErrorInvalidDevicePointer;
-	}
-	(void)pthread_mutex_lock(&fake_lock);
-	memory = place(fd, pages((size_t)st.st_size), in.bytes);
-	if (memory)
-		memory->uses = 1;
-	(void)pthread_mutex_unlock(&fake_lock);
-	if (!memory)
-		return hipErrorOutOfMemory;
-	fake_add(COUNT_IMPORTS, 1);
-	*pointer = memory->at + in.offset;
-	return hipSuccess;
-}
-
-hipError_t hipIpcCloseMemHandle(void *pointer)
-{
-	hipError_t told = fake_enter("hipIpcCloseMemHandle");
-	struct memory *memory;
-
-	fake_wait_for_all();
-	(void)pthread_mutex_lock(&fake_lock);
-	memory = find(pointer);
-	if (memory && !memory->uses)
-		memory = NULL;
-	if (memory)
-		unplace(memory);
-	(void)pthread_mutex_unlock(&fake_lock);
-	if (!memory)
-		return hipErrorInvalidValue;
-	fake_add(COUNT_IMPORTS, -1);
-	return told;
-}
-
-/*
- * Of ROCr, which lies below: what is mapped at @pointer, by whatever handle it was said to be longer. Unlike an
- * allocation's description this knows where the mapping ends.
- */
-struct hsa_pointer_info {
-	uint32_t size;
-	int type;
-	void *agent_base, *host_base;
-	size_t bytes;
-};
-
-EXPORT int hsa_amd_pointer_info(const void *pointer, struct hsa_pointer_info *info, void *alloc,
-				uint32_t *n, void *agents);
-EXPORT int hsa_amd_pointer_info(const void *pointer, struct hsa_pointer_info *info, void *alloc,
-				uint32_t *n, void *agents)
-{
-	(void)alloc, (void)n, (void)agents;
-	info->type = 0; /* unknown */
-	info->agent_base = NULL;
-	(void)pthread_mutex_lock(&fake_lock);
-	for (const struct memory *m = memories; m; m = m->next)
-		if ((const char *)pointer >= m->at && (const char *)pointer < m->at + m->mapped) {
-			info->type = m->uses ? 4 : 1; /* opened by a handle; an allocation */
-			info->agent_base = info->host_base = m->at;
-			info->bytes = m->bytes;
-		}
-	(void)pthread_mutex_unlock(&fake_lock);
-	return 0;
 }

@@ -95,6 +95,8 @@ static void do_packet(struct fake_packet *packet)
 			look_again();
 		break;
 	case PACKET_WRITE:
+		if (fake_number("HIP_FAKE_DEAF") > 0)
+			break;
 		__atomic_store_n((uint32_t *)packet->to, packet->value, __ATOMIC_RELEASE);
 		break;
 	case PACKET_MARK:

@@ -3,7 +3,7 @@
 #ifndef FMHA_TESTS_PREPARE_ON_HOST_H
 #define FMHA_TESTS_PREPARE_ON_HOST_H
 
-#include <prepare.h>
+#include <general/prepare.h>
 
 static inline void prepare_on_host(const struct abi_prepare_args *args)
 {

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "prepare_on_host.h"
 
@@ -31,6 +32,15 @@ static int is_plain(const struct abi_fwd_args *fwd)
 	       fwd->q.stride_seq == (abi_i64)fwd->nhead_q * fwd->hdim_q;
 }
 
+static void do_word(const struct abi_word_args *args)
+{
+	if (args->writes)
+		__atomic_store_n(args->word, args->value, __ATOMIC_RELEASE);
+	while (!args->writes &&
+	       (abi_i32)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) < 0)
+		(void)usleep(200);
+}
+
 void stub_kernel_run(const char *function, const union abi_args *args)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
@@ -40,6 +50,8 @@ void stub_kernel_run(const char *function, const union abi_args *args)
 
 	if (strcmp(function, "fmha_prepare") == 0)
 		prepare_on_host(&args->prepare);
+	else if (strcmp(function, "fmha_word") == 0)
+		do_word(&args->word);
 	else
 		last_args = *args;
 	if (takes_q(function) && is_plain(fwd))

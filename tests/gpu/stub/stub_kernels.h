@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * stub_kernels.h: what kernels do on a GPU that is none. fmha_prepare does what it does on a GPU; those that take q
+ * stub_kernels.h: what kernels do on a GPU that is none. fmha_prepare and fmha_word do what they do on a GPU; those that take q
  * copy it to `o` of a plain problem, so that a test sees which bytes a launch read and wrote.
  */
 #ifndef FMHA_TESTS_STUB_KERNELS_H

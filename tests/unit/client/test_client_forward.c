@@ -203,7 +203,7 @@ static void bad_calls_are_named(void **state)
 	assert_int_equal(fmha_forward(f->device, &problem, NULL, NULL, &error), FMHA_EINVAL);
 	assert_string_equal(error.field, "tensor.q.offset");
 	problem.q.offset = 0;
-	problem.hdim_v = 264;
+	problem.hdim_v = 520;
 	assert_int_equal(fmha_forward(f->device, &problem, NULL, NULL, &error), FMHA_EINVAL);
 	assert_string_equal(error.field, "hdim_v");
 	problem.hdim_v = 8;
@@ -227,7 +227,7 @@ static void explain_needs_no_buffers(void **state)
 	assert_ok(fmha_explain(f->device, &problem, NULL, &json, &err));
 	assert_non_null(strstr(json, "fake"));
 	free(json);
-	problem.hdim_q = 264;
+	problem.hdim_q = 584;
 	assert_error(fmha_explain(f->device, &problem, NULL, &json, &err), FMHA_EINVAL);
 	assert_ok(fmha_registry_export(f->device, NULL, &json, &err));
 	free(json);

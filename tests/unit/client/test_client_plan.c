@@ -96,7 +96,7 @@ static void bad_problems_are_named_before_anything_is_sent(void **state)
 
 	make_problem(&problem, 16, 2, 8);
 	buffer = make_tensors(f->device, &problem, 1);
-	problem.hdim_q = 264;
+	problem.hdim_q = 584;
 	assert_int_equal(fmha_plan_new(f->device, &problem, NULL, &plan, &error), FMHA_EINVAL);
 	assert_string_equal(error.field, "hdim_q");
 	problem.hdim_q = 8;

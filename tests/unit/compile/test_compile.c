@@ -72,6 +72,14 @@ static void write_source(const struct fixture *f, const char *name, const char *
 	(void)fclose(file);
 }
 
+static void write_folder(const struct fixture *f, const char *name)
+{
+	char path[256];
+
+	(void)snprintf(path, sizeof(path), "%s/%s", f->sources, name);
+	assert_int_equal(mkdir(path, 0700), 0);
+}
+
 static int setup(void **state)
 {
 	struct fixture *f = calloc(1, sizeof(*f));
@@ -473,6 +481,19 @@ static void key_follows_every_input(void **state)
 	assert_int_equal(compile_key(&f->config, &changed, "clang 19", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
 	write_source(f, "header.h", "/* included by somebody */\n");
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+	base = key;
+	write_folder(f, "host");
+	write_source(f, "host/table.h", "/* no device code */\n");
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
+	assert_memory_equal(&base, &key, sizeof(key));
+	write_folder(f, "loops");
+	write_source(f, "loops/loop.h", "int one;\n");
+	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
+	assert_memory_not_equal(&base, &key, sizeof(key));
+	base = key;
+	write_source(f, "loops/loop.h", "int two;\n");
 	assert_int_equal(compile_key(&f->config, &request, "clang 19", &key, NULL), 0);
 	assert_memory_not_equal(&base, &key, sizeof(key));
 }

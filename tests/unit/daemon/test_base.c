@@ -16,12 +16,11 @@
 
 #include <base/account.h>
 #include <base/cgroup.h>
-#include <base/handout.h>
+#include <base/memfd.h>
 #include <base/histogram.h>
 #include <base/limits.h>
-#include <base/slabs.h>
 
-#include "table.h"
+#include "session/table.h"
 
 /* ---- cgroup ---- */
 
@@ -259,19 +258,19 @@ static void what_can_still_change_is_not_sealed(void **state)
 	assert_true(plain >= 0 && file >= 0);
 	assert_int_equal(write(plain, text, sizeof(text)), sizeof(text));
 	assert_int_equal(write(file, text, sizeof(text)), sizeof(text));
-	assert_false(handout_is_sealed(plain, sizeof(text)));
-	assert_false(handout_is_sealed(file, sizeof(text)));
-	assert_false(handout_is_sealed(-1, 1));
+	assert_false(memfd_is_sealed(plain, sizeof(text)));
+	assert_false(memfd_is_sealed(file, sizeof(text)));
+	assert_false(memfd_is_sealed(-1, 1));
 	/* One that may be written to, one that may shrink. */
 	assert_int_equal(fcntl(plain, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-	assert_false(handout_is_sealed(plain, sizeof(text)));
+	assert_false(memfd_is_sealed(plain, sizeof(text)));
 	part = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_int_equal(write(part, text, sizeof(text)), sizeof(text));
 	assert_int_equal(fcntl(part, F_ADD_SEALS, F_SEAL_WRITE), 0);
-	assert_false(handout_is_sealed(part, sizeof(text)));
-	sealed = handout_file(text, sizeof(text));
-	assert_true(handout_is_sealed(sealed, sizeof(text)));
-	assert_false(handout_is_sealed(sealed, sizeof(text) + 1));
+	assert_false(memfd_is_sealed(part, sizeof(text)));
+	sealed = memfd_file(text, sizeof(text));
+	assert_true(memfd_is_sealed(sealed, sizeof(text)));
+	assert_false(memfd_is_sealed(sealed, sizeof(text) + 1));
 	assert_int_equal(unlink(path), 0);
 	assert_int_equal(close(plain) | close(part) | close(sealed) | close(file), 0);
 }

@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "memfd.h"
+#include "host_memory.h"
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
@@ -39,7 +39,7 @@ static int import(int fd, uint64_t offset, uint64_t size, struct device_memory *
 	struct device_memory_source source = {
 		.kind = PROTO_MEMFD, .fd = fd, .base_offset = offset, .size = size};
 
-	return memfd_import_memory(&source, memory, err);
+	return host_memory_import(&source, memory, err);
 }
 
 static void assert_refused(int fd, uint64_t offset, uint64_t size, const char *field)
@@ -72,11 +72,11 @@ static void own_memory_is_zero_sealed_and_shared(void **state)
 	int fd;
 
 	(void)state;
-	assert_int_equal(memfd_create_memory(10000, &memory, &fd, &err), 0);
+	assert_int_equal(host_memory_create(10000, &memory, &fd, &err), 0);
 	assert_int_equal(memory.bytes, 10000);
-	assert_int_equal(memory.map_bytes, memfd_memory_cost(0, 10000));
-	assert_int_equal(memfd_memory_cost(0, 10000), 12288);
-	assert_int_equal(memfd_memory_cost(4095, 2), 8192);
+	assert_int_equal(memory.map_bytes, host_memory_cost(0, 10000));
+	assert_int_equal(host_memory_cost(0, 10000), 12288);
+	assert_int_equal(host_memory_cost(4095, 2), 8192);
 	assert_int_equal(fcntl(fd, F_GET_SEALS) & SEALS, SEALS);
 	assert_int_equal(ftruncate(fd, 4096), -1);
 	assert_int_equal(ftruncate(fd, 1 << 20), -1);
@@ -87,7 +87,7 @@ static void own_memory_is_zero_sealed_and_shared(void **state)
 	theirs[9999] = 42;
 	assert_int_equal(((char *)memory.host)[9999], 42);
 	munmap(theirs, 10000);
-	memfd_free_memory(&memory);
+	host_memory_free(&memory);
 	assert_null(memory.host);
 	close(fd);
 }
@@ -101,7 +101,7 @@ static void sizes_out_of_range_are_refused(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-		assert_int_equal(memfd_create_memory(sizes[i], &memory, &created, &err),
+		assert_int_equal(host_memory_create(sizes[i], &memory, &created, &err),
 				 FMHA_EINVAL);
 		assert_string_equal(err.field, "size");
 		assert_refused(fd, 0, sizes[i], "size");
@@ -119,11 +119,11 @@ static void good_memfds_are_imported(void **state)
 	assert_int_equal(pwrite(fd, "x", 1, 5000), 1);
 	assert_int_equal(import(fd, 0, 3 * 4096, &memory, &err), 0);
 	assert_int_equal(((char *)memory.host)[5000], 'x');
-	memfd_free_memory(&memory);
+	host_memory_free(&memory);
 	assert_int_equal(import(fd, 5000, 7288, &memory, &err), 0); /* an extent of it */
 	assert_int_equal(((char *)memory.host)[0], 'x');
 	assert_int_equal(memory.bytes, 7288);
-	memfd_free_memory(&memory);
+	host_memory_free(&memory);
 	close(fd);
 }
 
@@ -232,7 +232,7 @@ static void sparse_memory_costs_nothing_and_holes_read_as_zero(void **state)
 		assert_int_equal(bytes[4096 * i], 0);
 	}
 	assert_int_equal(ftruncate(fd, 0), -1);
-	memfd_free_memory(&memory);
+	host_memory_free(&memory);
 	close(fd);
 }
 
@@ -248,7 +248,7 @@ static void mapping_and_unmapping_leaves_nothing(void **state)
 		if (i == 1000) /* a sanitizer has made its own by now */
 			before = count_maps();
 		assert_int_equal(import(fd, (uint64_t)i % 4096, 65536, &memory, &err), 0);
-		memfd_free_memory(&memory);
+		host_memory_free(&memory);
 	}
 	assert_int_equal(count_maps(), before);
 	close(fd);
@@ -271,12 +271,12 @@ static void pages_end_with_their_last_user(void **state)
 	int fd;
 
 	(void)state;
-	assert_int_equal(memfd_create_memory(8192, &made, &fd, &err), 0);
+	assert_int_equal(host_memory_create(8192, &made, &fd, &err), 0);
 	memset(made.host, 7, 8192);
 	assert_int_equal(import(fd, 0, 8192, &again, &err), 0);
-	memfd_free_memory(&made);
+	host_memory_free(&made);
 	assert_int_equal(((char *)again.host)[8191], 7);
-	memfd_free_memory(&again);
+	host_memory_free(&again);
 	assert_int_equal(blocks(fd), 0);
 	/* Who comes back now would find nothing there, and is told. */
 	assert_int_equal(import(fd, 0, 8192, &again, &err), FMHA_ENOENT);
@@ -291,12 +291,12 @@ static void a_part_keeps_no_pages(void **state)
 	int fd;
 
 	(void)state;
-	assert_int_equal(memfd_create_memory(8192, &made, &fd, &err), 0);
+	assert_int_equal(host_memory_create(8192, &made, &fd, &err), 0);
 	memset(made.host, 7, 8192);
 	assert_int_equal(import(fd, 0, 4096, &part, &err), 0);
-	memfd_free_memory(&made);
+	host_memory_free(&made);
 	assert_int_equal(blocks(fd), 0);
-	memfd_free_memory(&part);
+	host_memory_free(&part);
 	close(fd);
 }
 

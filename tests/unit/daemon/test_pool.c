@@ -19,7 +19,7 @@
 
 #include <base/clock.h>
 #include <device/guard.h>
-#include <kernels/cpu.h> /* cpu_goes_on() */
+#include <kernels/cpu_progress.h>
 
 #include <pool.h>
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "samples.h"
+#include "tuner.h"
 
 #define US 1000
 #define MS (1000 * US)

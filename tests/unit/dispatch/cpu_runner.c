@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <registry/registry.h>
 
 #include "fixture.h"

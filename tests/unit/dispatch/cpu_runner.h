@@ -4,7 +4,7 @@
 #define TESTS_DISPATCH_CPU_RUNNER_H
 
 #include <dispatch/plan.h>
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
 
 /* What the kernels are told; all of it runs in the caller's thread. */
 struct cpu_runner {

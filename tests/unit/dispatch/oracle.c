@@ -122,7 +122,9 @@ static double descale(const struct oracle *o, enum fmha_tensor_role role,
 	if (!has(o, role))
 		return 1;
 	if (role != FMHA_T_Q_DESCALE && o->p->descale_per_page)
-		return oracle_load(o, role, AT(page_of(o, s, position), h));
+		return oracle_load(o, role,
+				   AT(page_of(o, s, position), h,
+				      block ? position % o->p->page_size / block : 0));
 	return oracle_load(o, role, AT(s->b, h, block ? position / block : 0));
 }
 
@@ -198,10 +200,32 @@ void oracle_append(const struct oracle *o)
 	}
 }
 
-static bool visible(const struct fmha_problem *p, const struct oracle_sequence *s, int i, int j)
+/* By a mask that is data, from the definition: is @j in one of the intervals, is its bit set? */
+static bool in_mask(const struct oracle *o, const struct oracle_sequence *s, int h, int i, int j)
 {
+	const struct fmha_problem *p = o->p;
+	int64_t b = p->mode == FMHA_GROUP ? 0 : s->b, row = s->q_start + i;
+	bool seen = false;
+
+	if (has(o, FMHA_T_MASK_BITS))
+		return (int)oracle_load(o, FMHA_T_MASK_BITS, AT(b, h, row, j / 8)) >> (j % 8) & 1;
+	if (!has(o, FMHA_T_MASK_INTERVALS))
+		return true;
+	for (int e = 0; e < p->mask_endpoints; e += 2) {
+		double begin = e ? oracle_load(o, FMHA_T_MASK_INTERVALS, AT(b, h, e - 1, row)) : 0;
+
+		seen |= begin <= j && j < oracle_load(o, FMHA_T_MASK_INTERVALS, AT(b, h, e, row));
+	}
+	return seen;
+}
+
+static bool visible(const struct oracle *o, const struct oracle_sequence *s, int h, int i, int j)
+{
+	const struct fmha_problem *p = o->p;
 	int at = p->mask == FMHA_MASK_BOTTOM_RIGHT ? s->keys - s->rows + i : i;
 
+	if (!in_mask(o, s, h, i, j))
+		return false;
 	if (p->mask == FMHA_MASK_NONE)
 		return true;
 	if (p->window_right >= 0 && j > at + p->window_right)
@@ -251,7 +275,7 @@ double oracle_row(const struct oracle *o, const struct oracle_sequence *s, int h
 	for (int j = 0; j < s->keys; j++) {
 		double slope;
 
-		x[j] = visible(p, s, i, j) ? score(o, s, h, i, j, &slope) : -INFINITY;
+		x[j] = visible(o, s, h, i, j) ? score(o, s, h, i, j, &slope) : -INFINITY;
 		if (cap_slope)
 			cap_slope[j] = x[j] == -INFINITY ? 0 : slope;
 		max = fmax(max, x[j]);

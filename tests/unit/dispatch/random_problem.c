@@ -149,6 +149,12 @@ static void random_options(struct runner *r, uint32_t dtype)
 		add(r, FMHA_T_BIAS, random_chance(r, 50) ? FMHA_F32 : wide);
 	if (random_chance(r, 20))
 		add(r, FMHA_T_SINK, FMHA_F32);
+	if (random_chance(r, 15)) {
+		p->mask_endpoints = 1 + 2 * random_pick(r, random_chance(r, 20) ? 32 : 4);
+		add(r, FMHA_T_MASK_INTERVALS, FMHA_I32);
+	} else if (random_chance(r, 12)) {
+		add(r, FMHA_T_MASK_BITS, FMHA_U8);
+	}
 }
 
 static void random_cache(struct runner *r)
@@ -230,30 +236,36 @@ static void random_descales(struct runner *r, uint32_t dtype)
 
 	if (dtype < FMHA_E4M3 || random_chance(r, 30))
 		return;
-	add(r, FMHA_T_Q_DESCALE, FMHA_F32);
+	if (p->q.dtype >= FMHA_E4M3)
+		add(r, FMHA_T_Q_DESCALE, FMHA_F32);
 	add(r, FMHA_T_K_DESCALE, FMHA_F32);
 	add(r, FMHA_T_V_DESCALE, FMHA_F32);
-	if (random_chance(r, 40))
+	if (p->q_descale.buffer && random_chance(r, 40))
 		p->descale_block_q = 1 + random_pick(r, 16);
-	if (p->page_size > 0 && random_chance(r, 40))
+	if (p->page_size > 0 && random_chance(r, 40)) {
 		p->descale_per_page = 1;
-	else if (random_chance(r, 40))
+		p->descale_block_k = random_pick(r, p->page_size + 1);
+	} else if (random_chance(r, 40)) {
 		p->descale_block_k = 1 + random_pick(r, 32);
+	}
 }
 
 static void random_forward(struct runner *r)
 {
 	struct fmha_problem *p = &r->f.problem;
 	uint32_t dtype = (uint32_t)random_pick(r, 5);
+	uint32_t of_q = dtype >= FMHA_E4M3 && random_chance(r, 50)
+				? FMHA_F16 + (uint32_t)random_pick(r, 2)
+				: dtype;
 
 	p->mode = (uint32_t)random_pick(r, 2);
 	random_sizes(r);
 	random_cache(r);
-	random_options(r, dtype);
-	add(r, FMHA_T_Q, dtype);
+	random_options(r, of_q);
+	add(r, FMHA_T_Q, of_q);
 	add(r, FMHA_T_K, dtype);
 	add(r, FMHA_T_V, dtype);
-	add(r, FMHA_T_O, dtype >= FMHA_E4M3 ? (uint32_t)random_pick(r, 3) : dtype);
+	add(r, FMHA_T_O, of_q >= FMHA_E4M3 ? (uint32_t)random_pick(r, 3) : of_q);
 	if (random_chance(r, 60))
 		add(r, FMHA_T_LSE, FMHA_F32);
 	if (p->dropout_p > 0 && random_chance(r, 50))
@@ -300,6 +312,7 @@ static void random_backward(struct runner *r)
 	if (random_chance(r, 30))
 		add(r, FMHA_T_DLSE, FMHA_F32);
 	p->deterministic = (uint32_t)random_pick(r, 2);
+	p->n_splits = random_chance(r, 30) ? random_pick(r, 6) : 0;
 	random_group(r);
 	if (random_chance(r, 20))
 		add(r, FMHA_T_SEQLEN_K, FMHA_I32);
@@ -345,6 +358,11 @@ static void random_merge(struct runner *r)
 	}
 }
 
+static bool is_mask(enum fmha_tensor_role role)
+{
+	return role == FMHA_T_MASK_INTERVALS || role == FMHA_T_MASK_BITS;
+}
+
 void random_problem(struct runner *r)
 {
 	struct fmha_problem *p = &r->f.problem;
@@ -370,10 +388,13 @@ void random_problem(struct runner *r)
 		    (p->kv_layout == FMHA_KV_VECTORIZED && (role == FMHA_T_K || role == FMHA_T_V)))
 			continue;
 		random_strides(r, role);
-		/* Bias broadcasts some of its first axes. */
+		/* Bias and masks broadcast some of their first axes. */
 		for (int d = 0; role == FMHA_T_BIAS && d < 3; d++)
 			if (p->bias.stride[3] != 0 && random_chance(r, 40))
 				p->bias.stride[d] = 0;
+		for (int d = 0; is_mask(role) && d < 2; d++)
+			if (p->tensor[i].stride[3] != 0 && random_chance(r, 40))
+				p->tensor[i].stride[d] = 0;
 	}
 }
 
@@ -492,6 +513,35 @@ static void fill_all(struct runner *r, enum fmha_tensor_role role, double offset
 							     offset + size * normal(r));
 }
 
+/* Any endpoint is one; rows of bits are now and then empty or full. */
+static void fill_masks(struct runner *r)
+{
+	static const int32_t hostile[] = {INT32_MIN, -1, INT32_MAX};
+	struct fmha_problem *p = &r->f.plan.problem;
+	struct oracle o = {.f = &r->f, .p = p};
+	int64_t n[5];
+
+	for (uint32_t role = FMHA_T_MASK_INTERVALS; role <= FMHA_T_MASK_BITS; role++) {
+		if (!r->f.problem.tensor[role].buffer)
+			continue;
+		problem_extents(p, role, n);
+		for (int64_t a = 0; a < n[0]; a++)
+			for (int64_t b = 0; b < n[1]; b++)
+				for (int64_t c = 0; c < n[2]; c++)
+					for (int64_t d = 0; d < n[3]; d++)
+						oracle_store(
+							&o, role, AT(a, b, c, d),
+							role == FMHA_T_MASK_BITS
+								? (random_chance(r, 30) ? 255
+								   : random_chance(r, 30)
+									   ? 0
+									   : random_pick(r, 256))
+							: random_chance(r, 5)
+								? hostile[random_pick(r, 3)]
+								: random_pick(r, p->seqlen_k + 1));
+	}
+}
+
 /* Only rows and keys that exist get numbers; the rest stays NaN. */
 static void fill_sequence(struct runner *r, int64_t b)
 {
@@ -561,6 +611,7 @@ void random_data(struct runner *r)
 			memset(r->f.bindings[i].host, 0xff, r->f.bindings[i].bytes);
 	}
 	fill_ints(r);
+	fill_masks(r);
 	for (int64_t b = 0; b < p->batch; b++)
 		fill_sequence(r, b);
 	fill_all(r, FMHA_T_ALIBI_SLOPES, 0.2, 0.05);

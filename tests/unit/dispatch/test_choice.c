@@ -11,8 +11,8 @@
 #include <time.h>
 
 #include <dispatch/model.h>
-#include <kernels/backends.h>
-#include <kernels/gpu_catalogue.h>
+#include <catalogue/backends.h>
+#include <catalogue/gpu_catalogue.h>
 #include <registry/registry.h>
 #include <specs/backend.h>
 
@@ -65,8 +65,8 @@ static int find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 
 	(void)family;
 	(void)dtype;
-	if (!stage->has_spec ||
-	    gpu_kernel_of_spec(gpu->arch, stage->pipeline, &stage->spec, args, &kernel) != 0)
+	if (!stage->has_spec || gpu_kernel_of_spec(gpu->arch, stage->pipeline, &stage->spec,
+						   &stage->traits, &kernel) != 0)
 		return 1;
 	why = gpu_kernel_maps(&kernel, args, &stage->launch);
 	if (!why && gpu_kernel_grid(&kernel, 128, args, stage->launch.grid) != 0)
@@ -169,6 +169,7 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 	bool windowed = p->window_left >= 0 || p->window_right >= 0;
 	bool described = p->q_descale.buffer || p->k_descale.buffer || p->v_descale.buffer;
 	int bias = p->bias.buffer ? 1 : p->alibi_slopes.buffer ? 2 : 0;
+	int narrow = p->k.dtype == p->q.dtype ? 0 : p->k.dtype == FMHA_E4M3 ? 1 : 2;
 
 	expect_option(r, kernel, "MASK", scored && p->mask != FMHA_MASK_NONE && windowed);
 	expect_option(r, kernel, "BIAS", scored ? bias : 0);
@@ -177,13 +178,30 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 	expect_option(r, kernel, "PAGED",
 		      (forward || kernel->family == ABI_FWD_APPENDKV) && p->page_size > 0);
 	expect_option(r, kernel, "DESCALE", forward && described);
+	expect_option(r, kernel, "NARROW", forward ? narrow : 0);
 	if (forward)
 		expect_option(r, kernel, "SPLIT", kernel->family == ABI_FWD_SPLITKV);
+	if (forward)
+		expect_option(r, kernel, "SHARES",
+			      kernel->family == ABI_FWD_SPLITKV && r->f.plan.shares);
+	/* A row's bits depend on the other rows' lengths then, and splits are nobody's wish. */
+	assert_false(r->f.plan.shares && (p->deterministic || p->n_splits || p->split_size));
 	/* Real logits before the softmax where products alone do not order them. */
 	if (scored && (bias || p->logits_soft_cap > 0 || p->scale < 0))
 		expect_option(r, kernel, "LOGITS", 1);
 	if (forward && kernel->tile.pipeline < GPU_WGMMA)
 		expect_option(r, kernel, "TAILS", p->hdim_q % 8 || p->hdim_v % 8);
+}
+
+/* What a plan says that a GPU does not do. */
+static bool may_refuse(const struct gpu *gpu, const struct runner *r)
+{
+	const struct fmha_problem *p = &r->f.problem;
+
+	if (strcmp(r->f.err.field, "n_splits") == 0) /* NVIDIA's sum dQ over all keys */
+		return p->op == FMHA_BACKWARD && p->n_splits > 1 &&
+		       strncmp(gpu->arch, "sm_", 3) == 0;
+	return strcmp(r->f.err.field, "v_descale") == 0;
 }
 
 static void check_case(struct gpu *gpu, unsigned seed, int *ret_n_objects)
@@ -201,7 +219,7 @@ static void check_case(struct gpu *gpu, unsigned seed, int *ret_n_objects)
 		(void)snprintf(names[i], sizeof(names[i]), "%s", object->build.name);
 		++*ret_n_objects;
 	}
-	if (e != FMHA_ENOKERNEL)
+	if (e != FMHA_ENOKERNEL && !(e == FMHA_ENOTSUP && may_refuse(gpu, &r)))
 		assert_works(&r.f, e);
 	assert_int_equal(build(&r, gpu), e);
 	for (uint32_t i = 0; e == 0 && i < r.f.plan.n_stages; i++)

@@ -5,44 +5,11 @@
 
 #include <registry/registry.h>
 
+#include "../scarce.h"
 #include "cpu_runner.h"
 #include "fixture.h"
 
 #define MOST_ALLOCATIONS 100000
-
-static long n_before = -1; /* allocations before one fails; -1: none does */
-static bool for_good, failed;
-
-static bool fails(void)
-{
-	if (n_before < 0 || n_before-- > 0)
-		return false;
-	n_before = for_good ? 0 : -1;
-	failed = true;
-	return true;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *block, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *block, size_t size);
-
-void *__wrap_malloc(size_t size)
-{
-	return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-	return fails() ? NULL : __real_calloc(n, size);
-}
-
-void *__wrap_realloc(void *block, size_t size)
-{
-	return fails() ? NULL : __real_realloc(block, size);
-}
 
 static struct cpu_runner runner = {.level = CPU_PORTABLE, .n_threads = 1};
 

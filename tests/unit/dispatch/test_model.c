@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include <dispatch/model.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 
 #include "predict.h"
 

@@ -267,8 +267,10 @@ static void splits_keep_memory_busy(void **state)
 /* By data sheets: few blocks ask for all that memory gives, and units are many. */
 static void splits_of_amd_merge_few_parts(void **state)
 {
-	const struct split_device mi300 = {304, true, 5300e3 / 304},
-				  rx7900 = {96, true, 960e3 / 96};
+	const struct split_device mi300 = {.units = 304,
+					   .gpu = true,
+					   .amd_unit_rate = 5300e3 / 304},
+				  rx7900 = {.units = 96, .gpu = true, .amd_unit_rate = 960e3 / 96};
 	const struct decode cases[] = {
 		{1, 8, 1, 8192, 0, mi300, 12, 22}, {1, 1, 1, 131072, 0, mi300, 120, 180},
 		{64, 8, 1, 4096, 0, mi300, 1, 1},  {1, 8, 1, 256, 0, mi300, 1, 1},
@@ -277,6 +279,87 @@ static void splits_of_amd_merge_few_parts(void **state)
 
 	(void)state;
 	assert_splits(cases, sizeof(cases) / sizeof(cases[0]));
+}
+
+/* Sequences of lengths that only the device knows, and windows, go by shares where a device has them. */
+static void uneven_rows_are_shared(void **state)
+{
+	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
+	struct split_device old = h200;
+	struct split_choice split;
+	struct fixture f;
+
+	(void)state;
+	old.shares = false;
+	fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+	make_decode(&f);
+	f.problem.batch = 16;
+	f.problem.nhead_k = 8;
+	f.problem.nhead_q = 32;
+	f.problem.seqlen_q = 1;
+	f.problem.seqlen_k = 12288;
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares); /* all of one length */
+	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+	split_choose(&f.problem, &old, &split);
+	assert_false(split.shares);
+	split_choose(&f.problem, &h200, &split);
+	assert_true(split.shares);
+	assert_int_equal(split.n, 8);
+	assert_true((int64_t)split.n * split.size >= f.problem.seqlen_k);
+	f.problem.batch = 1; /* a short table: what is in it is most of it */
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
+	f.problem.seqlen_k = 32768;
+	split_choose(&f.problem, &h200, &split);
+	assert_true(split.shares && split.n == 32);
+	f.problem.seqlen_k = 12288;
+	f.problem.batch = 128; /* many short ones balance by themselves, long ones do not */
+	split_choose(&f.problem, &h200, &split);
+	assert_true(split.shares && split.n == 4);
+	f.problem.seqlen_k = 2048;
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
+	f.problem.batch = 2;
+	f.problem.seqlen_k = 200;
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares || split.n > 1);
+	f.problem.seqlen_k = 12288;
+	f.problem.seqlen_q = 5; /* 20 packed rows */
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
+	f.problem.seqlen_q = 1;
+	f.problem.n_splits = 4; /* as asked */
+	split_choose(&f.problem, &h200, &split);
+	assert_true(!split.shares && split.n == 4);
+	f.problem.n_splits = 0;
+	f.problem.deterministic = 1; /* the others' lengths must not change a row's bits */
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
+}
+
+static void windows_are_shared(void **state)
+{
+	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
+	struct split_choice split;
+	struct fixture f;
+
+	(void)state;
+	fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+	make_decode(&f);
+	f.problem.seqlen_q = 1;
+	f.problem.seqlen_k = 16384;
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_left = -1;
+	f.problem.window_right = 0;
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
+	f.problem.window_left = 4095;
+	split_choose(&f.problem, &h200, &split);
+	assert_true(split.shares);
+	f.problem.window_left = 16383; /* wider than what there is */
+	split_choose(&f.problem, &h200, &split);
+	assert_false(split.shares);
 }
 
 static void splits_cover_all_keys(void **state)
@@ -334,7 +417,8 @@ static void fp8_does_not_rotate(void **state)
 			assert_works(&f, fixture_build(&f));
 		} else {
 			assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "rope");
-			assert_non_null(strstr(f.err.msg, "not e4m3: turn before quantizing"));
+			assert_non_null(
+				strstr(f.err.msg, "not e4m3: give it as it was before quantizing"));
 		}
 		fixture_deinit(&f);
 	}
@@ -698,6 +782,29 @@ static void one_descale_by_page_is_enough(void **state)
 	}
 }
 
+/* Products of weights and factors would leave f16, on GPUs only, and where a head has several of V only. */
+static void weights_of_f16_take_no_factors_on_gpus(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < 8; i++) {
+		bool gpu = i & 1, f16 = i & 2, several = i & 4;
+		struct fixture f;
+
+		fixture_forward(&f, FMHA_BATCH);
+		f.problem.q.dtype = f.problem.o.dtype = f16 ? FMHA_F16 : FMHA_BF16;
+		f.problem.k.dtype = f.problem.v.dtype = FMHA_E4M3;
+		f.problem.descale_block_k = several ? 1 : 0;
+		fixture_add(&f, FMHA_T_K_DESCALE, FMHA_F32);
+		fixture_add(&f, FMHA_T_V_DESCALE, FMHA_F32);
+		f.decree.device.lds_bytes = gpu ? 65536 : 0;
+		if (gpu && f16 && several)
+			assert_fails(&f, fixture_build(&f), FMHA_ENOTSUP, "v_descale");
+		else
+			assert_works(&f, fixture_build(&f));
+		fixture_deinit(&f);
+	}
+}
+
 /* What a kernel would reach, from its arguments alone, against what was checked. */
 static void arguments_reach_what_was_checked(void **state)
 {
@@ -737,6 +844,8 @@ int main(void)
 		cmocka_unit_test(many_rows_are_not_split),
 		cmocka_unit_test(splits_keep_memory_busy),
 		cmocka_unit_test(splits_of_amd_merge_few_parts),
+		cmocka_unit_test(uneven_rows_are_shared),
+		cmocka_unit_test(windows_are_shared),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
 		cmocka_unit_test(fp8_does_not_rotate),
@@ -752,6 +861,7 @@ int main(void)
 		cmocka_unit_test(work_is_bounded),
 		cmocka_unit_test(idle_strides_are_limited),
 		cmocka_unit_test(comparing_views_is_bounded),
+		cmocka_unit_test(weights_of_f16_take_no_factors_on_gpus),
 		cmocka_unit_test(one_descale_by_page_is_enough),
 		cmocka_unit_test(arguments_reach_what_was_checked),
 	};

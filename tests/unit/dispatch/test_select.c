@@ -9,7 +9,7 @@
 #include <cjson/cJSON.h>
 
 #include <dispatch/plan_offline.h>
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 
 #include "select.h"
 
@@ -47,7 +47,7 @@ static void offline_device(struct fixture *f, const char *arch, const char *rule
 	f->decree.device = (struct plan_device){.arch = arch,
 						.registry = registry,
 						.compute_units = units,
-						.judge = foreign ? ck_judge : NULL};
+						.foreign = ck_foreign(foreign)};
 	if (spec_arch_model(catalog, spec_arch_find(catalog, arch)))
 		f->decree.device.lds_bytes =
 			spec_arch_model(catalog, spec_arch_find(catalog, arch))->lds_bytes;
@@ -104,7 +104,7 @@ static void report_of(struct fixture *f, enum abi_family family, struct select_r
 				     .args = &args,
 				     .shapes = &shapes};
 
-	shape_words_make(&f->plan.problem, &shapes);
+	shape_words_make(&f->plan.problem, true, &shapes);
 	f->plan.stages[0].family = family;
 	bases = args_placeholders(&f->plan);
 	args_fill(&f->plan, 0, &bases, &args);
@@ -625,7 +625,7 @@ static void quarantined_kernels_are_passed_by(void **state)
 	registry = f.decree.device.registry;
 	assert_works(&f, fixture_build(&f));
 	strcpy(first, f.plan.stages[0].kernel);
-	assert_works(&f, registry_set_flags(registry, first, REGISTRY_QUARANTINED, 0, &f.err));
+	assert_works(&f, registry_quarantine(registry, first, &f.err));
 	assert_works(&f, fixture_build(&f));
 	assert_string_not_equal(first, f.plan.stages[0].kernel);
 	report_of(&f, ABI_FWD, &report);
@@ -677,7 +677,7 @@ static void measure(struct fixture *f, const char *name, double us)
 {
 	struct proto_measured result = {.us = us, .when_s = 1};
 
-	shape_of(&f->problem, result.shape);
+	plan_shape(&f->problem, result.shape);
 	(void)snprintf(result.kernel, sizeof(result.kernel), "%s", name);
 	assert_works(f, registry_set_tuned(f->decree.device.registry, &result, TIMES_OWN, &f->err));
 }
@@ -817,14 +817,15 @@ static void shape_is(const struct fmha_problem *problem, const char *want)
 {
 	char shape[PROTO_SHAPE_BYTES];
 
-	shape_of(problem, shape);
+	plan_shape(problem, shape);
 	assert_string_equal(shape, want);
 }
 
 /* Whatever changes which kernel is fastest is in the word; what does not, is not. */
 static void words_of_shapes_hold_what_matters(void **state)
 {
-	char word[PROTO_SHAPE_BYTES], other[PROTO_SHAPE_BYTES];
+	char word[PROTO_SHAPE_BYTES];
+	struct shape_words words;
 	struct fmha_problem p;
 	struct fixture f;
 
@@ -881,12 +882,12 @@ static void words_of_shapes_hold_what_matters(void **state)
 	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q5ok1280a.no+p16");
 	/* Neighbours differ in a length, and are neighbours of each other. */
 	p = f.problem;
-	assert_true(shape_neighbour(&p, 0, word));
-	assert_string_equal(word, "f.b.bf16.h128x128.b2h16x4.q1024ak1280a.no");
+	shape_words_make(&p, true, &words);
+	assert_string_equal(words.word[1], "f.b.bf16.h128x128.b2h16x4.q1024ak1280a.no");
 	p.seqlen_k = 1280;
-	assert_true(shape_neighbour(&p, 1, word));
-	shape_of(&f.problem, other);
-	assert_string_equal(word, other);
+	shape_words_make(&p, true, &words);
+	plan_shape(&f.problem, word);
+	assert_string_equal(words.word[2], word);
 	release(&f);
 }
 
@@ -996,8 +997,7 @@ static void names_that_do_not_fit_say_why(void **state)
 	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "kernels");
 	assert_non_null(strstr(f.err.msg, "is no multiple of tile"));
 	f.problem.seqlen_q = f.problem.seqlen_k = 1024;
-	assert_works(&f, registry_set_flags(f.decree.device.registry, kernel, REGISTRY_QUARANTINED,
-					    0, &f.err));
+	assert_works(&f, registry_quarantine(f.decree.device.registry, kernel, &f.err));
 	assert_fails(&f, fixture_build(&f), FMHA_ENOKERNEL, "kernels");
 	assert_string_equal(f.err.msg, "kernels: the fwd that is named: quarantined");
 	release(&f);
@@ -1210,6 +1210,47 @@ static void explains_why_there_is_nothing(void **state)
 	cJSON_Delete(root);
 }
 
+/* Nothing has executed such a loop of a wide head and found it right; who has no mask as data is served. */
+static void masks_as_data_end_at_256(void **state)
+{
+	static const char *const archs[] = {"gfx90a", "gfx942", "gfx1100", "gfx1201", "sm_90a"};
+	static const enum fmha_tensor_role roles[] = {FMHA_N_TENSORS, FMHA_T_MASK_INTERVALS,
+						      FMHA_T_MASK_BITS};
+
+	(void)state;
+	for (int i = 0; i < 5 * 3 * 2 * 2; i++) {
+		const char *arch = archs[i / 12];
+		enum fmha_tensor_role role = roles[i / 4 % 3];
+		bool backward = i & 1, wide = i & 2;
+		bool refused = wide && role != FMHA_N_TENSORS;
+		const cJSON *error, *why;
+		struct fixture f;
+		char want[80];
+		cJSON *root;
+
+		(backward ? big_backward : big_forward)(&f);
+		set_head_dim(&f, wide ? 512 : 256, wide ? 512 : 256);
+		f.problem.mask_endpoints = role == FMHA_T_MASK_INTERVALS ? 3 : 0;
+		if (role != FMHA_N_TENSORS)
+			fixture_add(&f, role, role == FMHA_T_MASK_BITS ? FMHA_U8 : FMHA_I32);
+		root = explain(arch, NULL, &f.problem);
+		error = cJSON_GetObjectItem(root, "error");
+		why = cJSON_GetObjectItem(error, "message");
+		if (refused) {
+			(void)snprintf(want, sizeof(want),
+				       "%s: no %s kernel for bf16, hdim 512 x 512", arch,
+				       backward ? "bwd_dq_dk_dv" : "fwd");
+			assert_string_equal(cJSON_GetObjectItem(error, "name")->valuestring,
+					    "ENOKERNEL");
+			assert_string_equal(why->valuestring, want);
+			assert_string_equal(cJSON_GetObjectItem(error, "field")->valuestring, "");
+		}
+		if (cJSON_IsNull(cJSON_GetObjectItem(root, "plan")) != refused)
+			fail_msg("%s, case %d: %s", arch, i % 12, cJSON_PrintUnformatted(error));
+		cJSON_Delete(root);
+	}
+}
+
 static void explaining_refuses_bad_input(void **state)
 {
 	struct plan_offline_options options = {.arch = "gfx7"};
@@ -1222,7 +1263,7 @@ static void explaining_refuses_bad_input(void **state)
 	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_ENOENT);
 	assert_string_equal(err.field, "arch");
 	options.arch = "gfx942";
-	f.problem.hdim_q = 264;
+	f.problem.hdim_q = 584;
 	assert_int_equal(plan_explain_offline(&options, &f.problem, &json, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "hdim_q");
 }
@@ -1263,6 +1304,7 @@ int main(void)
 		cmocka_unit_test(what_a_device_would_refuse_is_not_chosen_offline),
 		cmocka_unit_test(explains_backward_and_its_workspace),
 		cmocka_unit_test(explains_why_there_is_nothing),
+		cmocka_unit_test(masks_as_data_end_at_256),
 		cmocka_unit_test(explaining_refuses_bad_input),
 	};
 

@@ -2,6 +2,8 @@
 /* The unified backward workspace: every row of the paragraph in issue 3, computed by hand. */
 #include "fixture.h"
 
+#include <kernels/square.h>
+
 #include "internal.h"
 
 /* 3 sequences, 4 heads, hdim 32; batch mode: 10 x 300 keys. */
@@ -86,9 +88,18 @@ static void writing_dq_directly_needs_no_data(void **state)
 	assert_int_equal(w.dq_splits, 0);
 	assert_int_equal(w.dq_acc_bytes, 0);
 	assert_false(w.zero);
-	/* d right behind the head: 3 * 10 rows * 4 heads * 4 bytes = 480. */
-	assert_int_equal(w.d, 16);
-	assert_int_equal(w.bytes, 16 + 480);
+	/* d and nothing else: 3 * 10 rows * 4 heads * 4 bytes = 480; packed 22 * 4 * 4. */
+	assert_int_equal(w.head_bytes, 0);
+	assert_int_equal(w.d, 0);
+	assert_int_equal(w.bytes, 480);
+	problem_init(&p, FMHA_GROUP);
+	p.deterministic = 1;
+	w = size_of(&p, DQ_DIRECT, 1);
+	assert_int_equal(w.head_bytes, 0);
+	assert_int_equal(w.bytes, 352);
+	/* Without rows there is nothing to keep. */
+	p.total_q = 0;
+	assert_int_equal(size_of(&p, DQ_DIRECT, 1).bytes, 0);
 }
 
 static void atomic_adds_share_one_zeroed_buffer(void **state)
@@ -126,11 +137,54 @@ static void tiles_hold_whole_rows_of_tiles(void **state)
 		plan.dq_tile_rows = 8;
 		plan.dq_tile_floats = 600;
 		assert_int_equal(bwd_workspace_size(&plan, DQ_TILES, 128, 132, &w, &err), 0);
-		/* 3 sequences of 10 rows: two tiles each. 22 packed rows: three, and a last one each. */
-		assert_int_equal(w.dq_acc_bytes, (group ? 3 + 3 : 3 * 2) * 4 * 600 * 4);
+		/* 3 sequences of 10 rows: two tiles each. 22 packed rows: at most (22 + 3 * 7) / 8 = 5, as 9 +
+		 * 9 + 4 have. */
+		assert_int_equal(w.dq_acc_bytes, (group ? 5 : 3 * 2) * 4 * 600 * 4);
 		assert_int_equal(w.dq_splits, 1);
 		assert_true(w.zero);
 	}
+}
+
+/* The most tiles of @n sequences that have @total rows together: every way to cut them. */
+static int64_t most_tiles(int32_t total, int32_t n, int32_t rows)
+{
+	int64_t most = 0;
+
+	if (n == 1)
+		return (total + rows - 1) / rows;
+	for (int32_t first = 0; first <= total; first++) {
+		int64_t tiles = (first + rows - 1) / rows + most_tiles(total - first, n - 1, rows);
+
+		most = tiles > most ? tiles : most;
+	}
+	return most;
+}
+
+static void packed_tiles_are_what_the_worst_lengths_take(void **state)
+{
+	struct fmha_problem p;
+
+	(void)state;
+	for (int32_t total = 0; total < 30; total++)
+		for (int32_t n = 1; n <= 4; n++)
+			for (int32_t rows = 1; rows <= 9; rows += 4) {
+				struct plan plan;
+
+				problem_init(&p, FMHA_GROUP);
+				p.total_q = total;
+				p.batch = n;
+				p.nhead_q = 2;
+				plan = plan_of(&p);
+				plan.dq_tile_rows = rows;
+				plan.dq_tile_floats = 600;
+				/* With more sequences than rows some are empty, and have no tile. */
+				if (n <= total)
+					assert_int_equal(bwd_workspace_tiles(&plan),
+							 2 * most_tiles(total, n, rows));
+				else
+					assert_true(bwd_workspace_tiles(&plan) >=
+						    2 * most_tiles(total, n, rows));
+			}
 }
 
 static void deterministic_group_mode_splits_by_tile(void **state)
@@ -198,6 +252,65 @@ static void persistent_splits_suffice(void **state)
 				assert_true(n >= most);
 				assert_true(n <= most + 1);
 			}
+}
+
+/* split.c's worked numbers, and where splitting gains nothing. */
+static void few_rows_and_many_keys_are_split(void **state)
+{
+	const struct split_device mi300 = {.units = 304, .gpu = true, .amd_unit_rate = 17000};
+	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
+	struct split_device cpu = {.units = 64};
+	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 8};
+	struct fmha_problem p;
+	struct split_choice split;
+	struct square square;
+
+	(void)state;
+	problem_init(&p, FMHA_BATCH);
+	p.batch = a.sequences.batch = 1;
+	p.nhead_q = p.nhead_k = 8;
+	p.seqlen_q = a.sequences.seqlen_q_max = 384;
+	p.seqlen_k = a.sequences.seqlen_k_max = 32768;
+	square = square_of(&a, 96, 192, 384, 32768);
+	assert_int_equal(square.n_q, 1);
+	assert_int_equal(square.n_k, 86);
+	split_choose_dq(&p, &cpu, &square, &split);
+	assert_int_equal(split.n, 8);
+	assert_int_equal(split.size, 11 * 384);
+	cpu.units = 2;
+	split_choose_dq(&p, &cpu, &square, &split);
+	assert_int_equal(split.n, 1);
+	a.nhead_q = a.nhead_k = p.nhead_q = p.nhead_k = 1;
+	split_choose_dq(&p, &cpu, &square, &split);
+	assert_int_equal(split.n, 2);
+	p.n_splits = 1; /* as asked */
+	split_choose_dq(&p, &cpu, &square, &split);
+	assert_int_equal(split.n, 1);
+	p.n_splits = 0;
+	p.nhead_q = p.nhead_k = 8;
+	p.seqlen_q = 256;
+	p.seqlen_k = 65536;
+	split_choose_dq(&p, &mi300, NULL, &split);
+	assert_int_equal(split.n, 5);
+	p.batch = 16; /* blocks enough */
+	split_choose_dq(&p, &mi300, NULL, &split);
+	assert_int_equal(split.n, 1);
+	p.batch = 1;
+	p.seqlen_q = 65536; /* what owns keys takes as long */
+	split_choose_dq(&p, &mi300, NULL, &split);
+	assert_int_equal(split.n, 1);
+	p.seqlen_q = 256;
+	split_choose_dq(&p, &h200, NULL, &split);
+	assert_int_equal(split.n, 1);
+	/* Packed: one long sequence among short ones is as one. */
+	p.mode = FMHA_GROUP;
+	p.batch = 16;
+	p.total_q = 256 + 15;
+	split_choose_dq(&p, &mi300, NULL, &split);
+	assert_true(split.n > 1);
+	p.seqlen_k = 0;
+	split_choose_dq(&p, &mi300, NULL, &split);
+	assert_int_equal(split.n, 1);
 }
 
 static void sizes_that_overflow_are_refused(void **state)
@@ -329,10 +442,11 @@ static void batch_head_is_one_number(void **state)
 	assert_int_equal(f.args[1].bwd.dq_acc_offsets[1], 5 * 4 * 16);
 	assert_int_equal(f.args[1].bwd.dq_acc_offsets[2], 8 * 4 * 16);
 	fixture_deinit(&f);
-	/* A CPU pipeline that writes dQ itself: nsplits 0, no data. */
+	/* A CPU pipeline that writes dQ itself: neither head nor data. */
 	fixture_backward(&f, FMHA_BATCH);
 	assert_works(&f, fixture_bind(&f));
-	assert_int_equal(f.args[1].bwd.nsplits[0], 0);
+	assert_int_equal(f.plan.workspace_head_bytes, 0);
+	assert_null(f.args[1].bwd.nsplits);
 	assert_null(f.args[1].bwd.dq_acc);
 	assert_int_equal(f.plan.workspace_zero, 0);
 	fixture_deinit(&f);
@@ -345,9 +459,11 @@ int main(void)
 		cmocka_unit_test(writing_dq_directly_needs_no_data),
 		cmocka_unit_test(atomic_adds_share_one_zeroed_buffer),
 		cmocka_unit_test(tiles_hold_whole_rows_of_tiles),
+		cmocka_unit_test(packed_tiles_are_what_the_worst_lengths_take),
 		cmocka_unit_test(deterministic_group_mode_splits_by_tile),
 		cmocka_unit_test(deterministic_batch_mode_follows_the_workers),
 		cmocka_unit_test(persistent_splits_suffice),
+		cmocka_unit_test(few_rows_and_many_keys_are_split),
 		cmocka_unit_test(sizes_that_overflow_are_refused),
 		cmocka_unit_test(head_tells_where_each_sequence_lies),
 		cmocka_unit_test(a_run_takes_what_its_lengths_need),

@@ -143,10 +143,13 @@ static void build_workspace(struct backward_problem *p)
 	int64_t floats = 0;
 
 	for (int32_t b = 0; b < c->batch; b++) {
+		int32_t keys = c->group ? p->seqlen_k[b] : c->seqlen_k;
+
 		/* Two splits for one sequence: the kernel may use one, and convert adds both. */
-		p->nsplits[b] = 1 + b % 2;
+		p->nsplits[b] = c->split_keys ? (keys + c->split_keys - 1) / c->split_keys
+					      : 1 + b % 2;
 		p->dq_acc_offsets[b] = floats;
-		floats += (int64_t)c->nhead_q * (c->group ? p->nsplits[b] : 1) *
+		floats += (int64_t)c->nhead_q * (c->group ? p->nsplits[b] : p->nsplits[0]) *
 			  (c->group ? p->seqstart_q[b + 1] - p->seqstart_q[b] : c->seqlen_q) *
 			  c->hdim_q;
 	}
@@ -154,6 +157,7 @@ static void build_workspace(struct backward_problem *p)
 	a->dq_acc = malloc(sizeof(float) * (size_t)(floats ? floats : 1));
 	assert_non_null(a->dq_acc);
 	a->nsplits = p->nsplits;
+	a->dq_split_keys = c->split_keys;
 	a->dq_acc_offsets = c->group ? p->dq_acc_offsets : NULL;
 }
 
@@ -190,6 +194,7 @@ static void forward_args(const struct backward_problem *p, struct abi_fwd_args *
 		.sink = a->sink,
 		.sequences = a->sequences,
 		.band = a->band,
+		.mask_data = a->mask_data,
 		.dropout = a->dropout,
 		.nhead_q = a->nhead_q,
 		.nhead_k = a->nhead_k,
@@ -398,6 +403,10 @@ struct backward_problem *backward_problem_new(const struct backward_case *c, uin
 	TENSOR(dv, p->n_v, p->rows_k, c->nhead_k, c->hdim_v, 0);
 #undef TENSOR
 	build_options(p, &seed);
+	p->mask_shape = (struct mask_shape){
+		c->mask_data, c->n_endpoints, c->group ? 1 : c->batch,
+		c->nhead_q,   p->rows_q,      a->sequences.seqlen_k_max};
+	mask_case_make(&a->mask_data, &p->mask_shape, seed);
 	build_workspace(p);
 	a->lse = build_rows(p);
 	a->d = build_rows(p);
@@ -438,6 +447,7 @@ struct backward_problem *backward_problem_free(struct backward_problem *p)
 
 	for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
 		free(owned[i]);
+	mask_case_free(&p->args.mask_data);
 	free(p);
 	return NULL;
 }
@@ -570,6 +580,26 @@ static void check_tensor(const char *name, const double *expected, const struct 
 		       (long long)worst_at);
 }
 
+void backward_problem_check_padding(const struct backward_problem *p)
+{
+	const struct abi_bwd_args *a = &p->args;
+	const struct backward_case *c = &p->c;
+	const struct {
+		const double *expected;
+		const struct abi_tensor *t;
+		int64_t n, rows, heads, hdim;
+	} list[] = {{p->dq, &a->dq, p->n_q, p->rows_q, c->nhead_q, c->hdim_q},
+		    {p->dk, &a->dk, p->n_k, p->rows_k, c->nhead_k, c->hdim_q},
+		    {p->dv, &a->dv, p->n_v, p->rows_k, c->nhead_k, c->hdim_v}};
+
+	for (int k = 0; k < 3; k++)
+		for (int64_t i = 0; i < list[k].n; i++)
+			assert_true(!isnan(list[k].expected[i]) ||
+				    untouched(list[k].t->data, c->dtype,
+					      strided(list[k].t, i, list[k].rows, list[k].heads,
+						      list[k].hdim)));
+}
+
 void backward_problem_check(const struct backward_problem *p, double tolerance)
 {
 	const struct abi_bwd_args *a = &p->args;
@@ -650,6 +680,12 @@ void backward_case_random(struct backward_case *c, uint64_t seed)
 		.scale = random_chance(r, 4) ? -0.4f : 0,
 	};
 	c->nhead_q = c->nhead_k * (1 + random_below(r, 3));
+	if (random_chance(r, 3)) {
+		c->mask_data = random_chance(r, 3) ? MASK_BITS : MASK_INTERVALS;
+		c->n_endpoints = 1 + 2 * random_below(r, random_chance(r, 4) ? 32 : 4);
+	}
 	if (c->p_drop == 0)
 		c->randval = false;
+	if (random_chance(r, 3))
+		c->split_keys = 1 + random_below(r, 300);
 }

@@ -9,7 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_level.h>
+
+#include "mask_case.h"
 
 #define MAX_BATCH 6
 
@@ -27,9 +29,12 @@ struct backward_case {
 	bool bias_batch, bias_head, bias_row; /* broadcast over these axes */
 	bool bias_narrow;                     /* bias in dtype instead of f32 */
 	bool randval;                         /* bytes stored by the forward pass */
-	bool group, padded;           /* padded: logical lengths shorter than physical ones */
-	bool head_major;              /* BHSD instead of BSHD */
-	float magnitude;              /* of q and k; 0: 1 */
+	bool group, padded; /* padded: logical lengths shorter than physical ones */
+	bool head_major;    /* BHSD instead of BSHD */
+	float magnitude;    /* of q and k; 0: 1 */
+	enum mask_kind mask_data;
+	int32_t n_endpoints;
+	int32_t split_keys;           /* of a split of dq_acc; 0: all */
 	enum cpu_level forward_level; /* whose kernel makes O and LSE; 0: the reference does */
 	int32_t lengths_q[MAX_BATCH], lengths_k[MAX_BATCH]; /* group mode: physical; 0: derived */
 };
@@ -37,6 +42,7 @@ struct backward_case {
 struct backward_problem {
 	struct backward_case c;
 	struct abi_bwd_args args;
+	struct mask_shape mask_shape;
 	int32_t seqstart_q[MAX_BATCH + 1], seqstart_k[MAX_BATCH + 1];
 	int32_t seqlen_q[MAX_BATCH], seqlen_k[MAX_BATCH];
 	int64_t rows_q, rows_k; /* of the packed or batched tensors */
@@ -59,6 +65,9 @@ void backward_problem_run(struct backward_problem *p, enum cpu_level level, int 
 /* Every gradient against the reference, and padding untouched. @tolerance is relative to the
  * largest absolute value of each gradient. Prints and fails on a difference. */
 void backward_problem_check(const struct backward_problem *p, double tolerance);
+
+/* Only that padding is untouched. */
+void backward_problem_check_padding(const struct backward_problem *p);
 
 /* A hash of all gradient bytes. */
 uint64_t backward_problem_hash(const struct backward_problem *p);

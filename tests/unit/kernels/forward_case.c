@@ -47,9 +47,13 @@ void forward_options_random(struct forward_options *o, struct random *r, uint32_
 			    int32_t dtype)
 {
 	static const int page_sizes[] = {1, 2, 3, 8, 16, 32, 64, 100, 256};
-	int fp8 = dtype == ABI_E4M3 || dtype == ABI_E5M2, x = fp8 ? 16 : dtype == ABI_F32 ? 4 : 8;
+	int fp8 = dtype == ABI_E4M3 || dtype == ABI_E5M2, narrow, x;
 
 	*o = (struct forward_options){.family = family, .dtype = dtype};
+	if ((dtype == ABI_F16 || dtype == ABI_BF16) && random_chance(r, 3))
+		o->kv_dtype = random_int(r, ABI_E4M3, ABI_E5M2);
+	narrow = fp8 || o->kv_dtype;
+	x = narrow ? 16 : dtype == ABI_F32 ? 4 : 8;
 	o->o_dtype = fp8 ? random_int(r, ABI_F32, ABI_BF16) : dtype;
 	o->batch = random_int(r, 1, 3);
 	o->seqlen_q = random_chance(r, 3) ? random_int(r, 1, 8) : random_int(r, 1, 120);
@@ -58,7 +62,7 @@ void forward_options_random(struct forward_options *o, struct random *r, uint32_
 	o->group = random_chance(r, 2) ? 1 : random_int(r, 2, 5);
 	o->hdim_q = 8 * random_int(r, 1, random_chance(r, 4) ? 32 : 16);
 	if (random_chance(r, 3))
-		o->hdim_q = random_int(r, 1, random_chance(r, 4) ? 256 : 130);
+		o->hdim_q = random_int(r, 1, random_chance(r, 4) ? 512 : 130);
 	o->hdim_v = random_chance(r, 2)   ? o->hdim_q
 		    : random_chance(r, 3) ? random_int(r, 1, 130)
 					  : 8 * random_int(r, 1, 16);
@@ -93,23 +97,30 @@ void forward_options_random(struct forward_options *o, struct random *r, uint32_
 		o->batch_index = random_chance(r, 4);
 	}
 	o->leftpad = random_chance(r, 5);
-	if (fp8)
-		o->descale = random_int(r, 0, o->page_size ? 4 : 3);
+	if (narrow)
+		o->descale = random_int(r, 0, o->page_size ? 6 : 4);
+	if (random_chance(r, 3)) {
+		o->mask_data = random_chance(r, 3) ? MASK_BITS : MASK_INTERVALS;
+		o->n_endpoints = 1 + 2 * random_int(r, 0, random_chance(r, 4) ? 31 : 3);
+	}
 }
 
 void forward_options_print(const struct forward_options *o)
 {
 	fprintf(stderr,
-		"family %u dtype %d o_dtype %d batch %d sq %d sk %d hk %d group %d dq %d dv %d "
+		"family %u dtype %d kv %d o_dtype %d batch %d sq %d sk %d hk %d group %d dq %d dv "
+		"%d "
 		"varlen %d padded %d layout %d v_columns %d mask %d window %d %d sinks %d bias %d "
 		"alibi %d sink %d cap %g drop %g store %d splits %d of %d page %d indptr %d "
-		"vectorized %d leftpad %d batch_index %d descale %d min_sq %d scale %g\n",
-		o->family, o->dtype, o->o_dtype, o->batch, o->seqlen_q, o->seqlen_k, o->nhead_k,
-		o->group, o->hdim_q, o->hdim_v, o->varlen, o->padded, o->layout, o->v_columns,
-		o->mask, o->window_left, o->window_right, o->sink_tokens, o->bias, o->alibi,
-		o->sink, (double)o->soft_cap, (double)o->p_drop, o->store_bytes, o->n_splits,
-		o->split_size, o->page_size, o->indptr, o->vectorized, o->leftpad, o->batch_index,
-		o->descale, o->min_seqlen_q, (double)o->scale);
+		"vectorized %d leftpad %d batch_index %d descale %d min_sq %d scale %g data %d of "
+		"%d\n",
+		o->family, o->dtype, o->kv_dtype, o->o_dtype, o->batch, o->seqlen_q, o->seqlen_k,
+		o->nhead_k, o->group, o->hdim_q, o->hdim_v, o->varlen, o->padded, o->layout,
+		o->v_columns, o->mask, o->window_left, o->window_right, o->sink_tokens, o->bias,
+		o->alibi, o->sink, (double)o->soft_cap, (double)o->p_drop, o->store_bytes,
+		o->n_splits, o->split_size, o->page_size, o->indptr, o->vectorized, o->leftpad,
+		o->batch_index, o->descale, o->min_seqlen_q, (double)o->scale, (int)o->mask_data,
+		o->n_endpoints);
 }
 
 static int element_bytes(int32_t dtype)
@@ -279,12 +290,18 @@ static void fill_queries(struct forward_case *c, struct random *r)
 	}
 }
 
+static double key_number(const struct forward_options *o, struct random *r)
+{
+	return (double)(o->one_sign ? random_uniform(r, 0.5f, 1) : random_normal(r));
+}
+
 static void fill_keys(struct forward_case *c, struct random *r)
 {
 	const struct forward_options *o = &c->options;
 	struct abi_fwd_args *a = &c->args;
-	int32_t x = 16 / element_bytes(a->dtype);
-	float magnitude = o->magnitude > 0 ? o->magnitude : 1;
+	uint32_t dtype = (uint32_t)view_kv_dtype(a);
+	int32_t x = 16 / element_bytes((int32_t)dtype);
+	double magnitude = o->magnitude > 0 ? (double)o->magnitude : 1;
 
 	for (int32_t b = 0; b < o->batch; b++) {
 		struct view_sequence s = view_sequence(&a->sequences, &a->cache, b);
@@ -292,17 +309,17 @@ static void fill_keys(struct forward_case *c, struct random *r)
 		for (int32_t p = s.leftpad; p < s.leftpad + s.k_len; p++)
 			for (int32_t h = 0; h < a->nhead_k; h++) {
 				for (int32_t d = 0; d < a->hdim_q; d++)
-					reference_store(a->k.data, (uint32_t)a->dtype,
+					reference_store(a->k.data, dtype,
 							view_cache_offset(&a->cache, &a->k, &s, p,
 									  h, d, a->nhead_k,
 									  a->hdim_q, x, false),
-							(double)(random_normal(r) * magnitude));
+							key_number(o, r) * magnitude);
 				for (int32_t d = 0; d < a->hdim_v; d++)
-					reference_store(a->v.data, (uint32_t)a->dtype,
+					reference_store(a->v.data, dtype,
 							view_cache_offset(&a->cache, &a->v, &s, p,
 									  h, d, a->nhead_k,
 									  a->hdim_v, x, true),
-							(double)random_normal(r));
+							key_number(o, r));
 			}
 	}
 }
@@ -329,8 +346,9 @@ static void make_keys(struct forward_case *c, struct random *r)
 		c->options.layout = 0;
 		c->options.v_columns = 0;
 	}
-	case_tensor(c, &a->k, o->dtype, batch, seq, o->nhead_k, o->hdim_q, 0);
-	case_tensor(c, &a->v, o->dtype, batch, seq, o->nhead_k, o->hdim_v, c->options.v_columns);
+	case_tensor(c, &a->k, view_kv_dtype(a), batch, seq, o->nhead_k, o->hdim_q, 0);
+	case_tensor(c, &a->v, view_kv_dtype(a), batch, seq, o->nhead_k, o->hdim_v,
+		    c->options.v_columns);
 	c->options.layout = o->layout;
 	fill_keys(c, r);
 }
@@ -363,19 +381,21 @@ static void make_bias(struct forward_case *c, struct random *r)
 static void make_descale(struct forward_case *c, struct abi_descale *d, int64_t batch,
 			 int64_t heads, int64_t n, struct random *r)
 {
-	int kind = c->options.descale;
-	int64_t blocks = kind == 3 ? (n + 31) / 32 : 1;
+	/* Of 3 blocks of 32, of 4 and 6 single keys, of 5 and 6 pages. */
+	int kind = c->options.descale, block = kind == 3 ? 32 : kind == 4 || kind == 6 ? 1 : 0;
+	int64_t blocks = block ? (n + block - 1) / block : 1;
 	float *data = case_alloc(c, (size_t)(batch * heads * blocks) * sizeof(*data));
 
 	for (int64_t i = 0; i < batch * heads * blocks; i++)
-		data[i] = random_uniform(r, 0.3f, 1.5f);
+		data[i] = c->options.powers ? ldexpf(1, random_int(r, -4, 3))
+					    : random_uniform(r, 0.3f, 1.5f);
 	d->data = data;
 	if (kind >= 2) {
 		d->stride_head = blocks;
 		d->stride_batch = heads * blocks;
 		d->stride_block = 1;
-		d->block = kind == 3 ? 32 : 0;
-		d->per_page = kind == 4;
+		d->block = block;
+		d->per_page = kind >= 5;
 	}
 }
 
@@ -403,12 +423,16 @@ static void make_options(struct forward_case *c, struct random *r)
 		a->sink = p;
 	}
 	if (o->descale) {
-		make_descale(c, &a->q_descale, o->batch, a->nhead_q, o->seqlen_q, r);
+		bool pages = o->descale >= 5;
+		int64_t keys = pages ? o->page_size : o->seqlen_k;
+
+		if (!o->kv_dtype)
+			make_descale(c, &a->q_descale, o->batch, a->nhead_q, o->seqlen_q, r);
 		a->q_descale.per_page = 0;
-		if (o->descale == 4)
+		if (pages)
 			kv_batch = a->cache.n_pages;
-		make_descale(c, &a->k_descale, kv_batch, a->nhead_k, o->seqlen_k, r);
-		make_descale(c, &a->v_descale, kv_batch, a->nhead_k, o->seqlen_k, r);
+		make_descale(c, &a->k_descale, kv_batch, a->nhead_k, keys, r);
+		make_descale(c, &a->v_descale, kv_batch, a->nhead_k, keys, r);
 	}
 	if (o->p_drop > 0) {
 		a->dropout.seed = random_next(r);
@@ -435,6 +459,7 @@ void forward_case_init(struct forward_case *c, const struct forward_options *o, 
 	a->hdim_v = o->hdim_v;
 	a->dtype = o->dtype;
 	a->o_dtype = o->o_dtype;
+	a->kv_dtype = o->kv_dtype;
 	a->scale = o->scale;
 	a->logits_soft_cap = o->soft_cap;
 	a->min_seqlen_q = o->min_seqlen_q;
@@ -448,6 +473,9 @@ void forward_case_init(struct forward_case *c, const struct forward_options *o, 
 	make_keys(c, r);
 	c->o_bytes = case_tensor(c, &a->o, o->o_dtype, batch, rows, a->nhead_q, o->hdim_v, 0);
 	make_options(c, r);
+	c->mask_shape = (struct mask_shape){o->mask_data, o->n_endpoints, batch,
+					    a->nhead_q,   rows,           o->seqlen_k};
+	mask_case_make(&a->mask_data, &c->mask_shape, random_next(r));
 	c->lse_bytes = (size_t)(batch * rows * a->nhead_q) * sizeof(float);
 	a->lse.data = case_alloc(c, c->lse_bytes);
 	a->lse.stride_seq = 1;
@@ -562,6 +590,7 @@ static struct judgement *judgement_new(const struct abi_fwd_args *a)
 void forward_case_deinit(struct forward_case *c)
 {
 	judgement_free(c->judgement);
+	mask_case_free(&c->args.mask_data);
 	for (int i = 0; i < c->n_allocations; i++)
 		free(c->allocations[i]);
 }
@@ -658,7 +687,7 @@ static int judge(struct forward_case *c, struct judgement *j, const struct cpu_k
 		 float tolerance)
 {
 	const struct abi_fwd_args *a = &c->args;
-	double o[256], largest = 0, bar, lse_bar;
+	double o[512], largest = 0, bar, lse_bar;
 
 	j->worst = j->worst_lse = j->bar = 0;
 	for (int32_t b = 0; b < a->sequences.batch; b++) {
@@ -685,12 +714,10 @@ static int judge(struct forward_case *c, struct judgement *j, const struct cpu_k
 	return -1;
 }
 
-int forward_case_check(struct forward_case *c, const struct cpu_kernel *kernel, float tolerance)
+static void poison_and_run(struct forward_case *c, const struct cpu_kernel *kernel)
 {
 	const struct abi_fwd_args *a = &c->args;
 
-	if (!c->judgement)
-		c->judgement = judgement_new(a);
 	memset(a->o.data, 0xff, c->o_bytes);
 	memset(a->lse.data, 0xff, c->lse_bytes);
 	if (a->dropout.randval.data)
@@ -698,5 +725,18 @@ int forward_case_check(struct forward_case *c, const struct cpu_kernel *kernel, 
 	if (a->n_splits)
 		memset(a->o_acc, 0xff, c->o_acc_bytes);
 	kernel_run(kernel, a, 2);
+}
+
+int forward_case_check_untouched(struct forward_case *c, const struct cpu_kernel *kernel)
+{
+	poison_and_run(c, kernel);
+	return check_untouched(c);
+}
+
+int forward_case_check(struct forward_case *c, const struct cpu_kernel *kernel, float tolerance)
+{
+	if (!c->judgement)
+		c->judgement = judgement_new(&c->args);
+	poison_and_run(c, kernel);
 	return judge(c, c->judgement, kernel, tolerance);
 }

@@ -11,7 +11,9 @@
 #include <stdint.h>
 
 #include <kernels/abi.h>
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
+
+#include "mask_case.h"
 
 /* splitmix64: small, and the same everywhere. */
 struct random {
@@ -31,6 +33,7 @@ float random_normal(struct random *r);
 struct forward_options {
 	uint32_t family; /* enum abi_family */
 	int32_t dtype, o_dtype;
+	int32_t kv_dtype; /* of K and V under a 16-bit Q, or 0 */
 	int32_t batch, seqlen_q, seqlen_k, nhead_k, group, hdim_q, hdim_v;
 	int varlen;    /* group mode: random lengths up to seqlen_q and seqlen_k */
 	int padded;    /* group mode with padding between sequences, or per-batch lengths */
@@ -48,15 +51,21 @@ struct forward_options {
 	int indptr;    /* page table form */
 	int vectorized;
 	int leftpad, batch_index;
-	int descale; /* 0: none, 1: per tensor, 2: per head, 3: blocks, 4: per page (k, v) */
+	/* 0: none, 1: per tensor, 2: per head, 3: blocks, 4: keys, 5: per page (k, v), 6: per slot */
+	int descale;
+	int powers;   /* factors are powers of two */
+	int one_sign; /* K and V are positive: nothing cancels */
 	int min_seqlen_q;
 	float scale;
 	float magnitude; /* of Q and K; 0: 1 */
+	enum mask_kind mask_data;
+	int n_endpoints;
 };
 
 struct forward_case {
 	struct abi_fwd_args args;
 	struct forward_options options;
+	struct mask_shape mask_shape;
 	void *allocations[CASE_MAX_ALLOCATIONS];
 	size_t sizes[CASE_MAX_ALLOCATIONS];
 	int n_allocations;
@@ -80,5 +89,8 @@ void kernel_run(const struct cpu_kernel *kernel, const void *args, int n_threads
  * printing what differs. @tolerance: multiplies the accuracy bar, 1 normally.
  */
 int forward_case_check(struct forward_case *c, const struct cpu_kernel *kernel, float tolerance);
+
+/* Runs @kernel and looks only at what it must not write. */
+int forward_case_check_untouched(struct forward_case *c, const struct cpu_kernel *kernel);
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef TEST_KERNELS_LAUNCH_H
 #define TEST_KERNELS_LAUNCH_H
 
-#include <kernels/cpu.h>
+#include <kernels/cpu_kernels.h>
 
 /*
  * Runs every phase of @kernel; @n_threads threads take tasks from one counter. Workspace and

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Backward on the CPU against the reference in double: every feature, edges, determinism. */
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -164,7 +166,12 @@ static void many_chunks(void **state)
 		c.sink_tokens = 2;
 		c.window_left = i == 2 ? 300 : -1;
 		check(c);
+		c.split_keys = 192; /* a square for each chunk of keys */
+		check(c);
+		c.split_keys = 80; /* and splits that no chunk adds to */
 		c.dtype = ABI_BF16;
+		check(c);
+		c.split_keys = 0;
 		check(c);
 	}
 }
@@ -629,11 +636,12 @@ static void same_bits_every_time(void **state)
 	c.sink = c.bias = c.bias_head = true;
 	c.mask = ABI_MASK_BOTTOM_RIGHT;
 	c.window_right = 0;
-	for (int variant = 0; variant < 2; variant++) {
+	for (int variant = 0; variant < 4; variant++) {
 		struct backward_problem *p;
 		uint64_t hash = 0;
 
-		c.group = variant;
+		c.group = variant % 2;
+		c.split_keys = variant / 2 * 200;
 		p = backward_problem_new(&c, 6);
 		for (int run = 0; run < 20; run++) {
 			backward_problem_poison(p);
@@ -643,6 +651,68 @@ static void same_bits_every_time(void **state)
 			assert_true(hash == backward_problem_hash(p));
 		}
 		backward_problem_free(p);
+	}
+}
+
+/* Masks that are data, over tiles' borders and chunks of the square. FMHA_MASK_CASES: how many. */
+static void masks_as_data(void **state)
+{
+	const char *cases = getenv("FMHA_MASK_CASES");
+	uint64_t n = cases ? strtoull(cases, NULL, 0) : 60;
+
+	(void)state;
+	for (uint64_t seed = 1000; seed < 1000 + n; seed++) {
+		struct backward_case c;
+
+		backward_case_random(&c, seed);
+		c.mask_data = seed % 3 ? MASK_INTERVALS : MASK_BITS;
+		c.n_endpoints = seed % 7 ? 1 + 2 * (int32_t)(seed % 4) : 63;
+		if (seed % 5 == 0)
+			c.seqlen_q = 700;
+		backward_case_seed = seed;
+		check(c);
+		backward_case_seed = 0;
+	}
+}
+
+struct scribbler {
+	struct backward_problem *p;
+	atomic_bool stop;
+};
+
+static void *scribble(void *arg)
+{
+	struct scribbler *s = arg;
+
+	for (uint64_t seed = 1; !atomic_load(&s->stop); seed++)
+		mask_case_scribble(&s->p->args.mask_data, &s->p->mask_shape, seed);
+	return NULL;
+}
+
+/* An owner that writes its mask meanwhile gets what it gets; a second task of the same launch, and
+ * what lies around the gradients, stay whole. The sanitizers see the rest. */
+static void a_racing_owner_spoils_its_own(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 2000; seed < 2012; seed++) {
+		struct backward_case c;
+		struct scribbler s = {0};
+		pthread_t thread;
+
+		backward_case_random(&c, seed);
+		c.mask_data = seed % 2 ? MASK_INTERVALS : MASK_BITS;
+		c.n_endpoints = 5;
+		s.p = backward_problem_new(&c, seed);
+		assert_int_equal(pthread_create(&thread, NULL, scribble, &s), 0);
+		for (int level = CPU_PORTABLE; level < CPU_N_LEVELS && launch_has_level(level);
+		     level = launch_next_level(level)) {
+			backward_problem_poison(s.p);
+			backward_problem_run(s.p, level, 2);
+		}
+		atomic_store(&s.stop, true);
+		assert_int_equal(pthread_join(thread, NULL), 0);
+		backward_problem_check_padding(s.p);
+		backward_problem_free(s.p);
 	}
 }
 
@@ -689,6 +759,8 @@ static const struct CMUnitTest tests[] = {
 	cmocka_unit_test(nan_stays_where_it_belongs),
 	cmocka_unit_test(nan_in_padding_is_never_read),
 	cmocka_unit_test(same_bits_every_time),
+	cmocka_unit_test(masks_as_data),
+	cmocka_unit_test(a_racing_owner_spoils_its_own),
 	cmocka_unit_test(random_problems),
 };
 

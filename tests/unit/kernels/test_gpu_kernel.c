@@ -12,13 +12,13 @@
 #include <kernels/gpu_kernel.h>
 #include <kernels/gpu_peak.h>
 
-#include "grid.h"
+#include "core/grid.h"
 
 static const struct gpu_tile mma_128 = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
 static const struct gpu_tile mma_pack = {GPU_MMA_PACK, 16, 64, 128, 128, 1, 4, 1};
-static const struct gpu_traits bf16 = {.dtype = ABI_BF16};
+static const struct traits bf16 = {.dtype = ABI_BF16};
 
-static int make(const char *arch, enum abi_family family, const struct gpu_traits *traits,
+static int make(const char *arch, enum abi_family family, const struct traits *traits,
 		const struct gpu_tile *tile, struct gpu_kernel *kernel)
 {
 	return gpu_kernel_make(gpu_arch_find(arch), family, traits, tile, kernel);
@@ -65,7 +65,7 @@ static void few_rows_are_packed(void **state)
 				 .hdim_v = 128,
 				 .scale = 1,
 				 .n_splits = 5};
-	struct gpu_traits dropout = {.dtype = ABI_BF16, .dropout = 1};
+	struct traits dropout = {.dtype = ABI_BF16, .dropout = 1};
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
@@ -85,7 +85,7 @@ static void few_rows_are_packed(void **state)
 
 static void traits_make_other_kernels(void **state)
 {
-	struct gpu_traits traits = {.dtype = ABI_F16, .mask = 1};
+	struct traits traits = {.dtype = ABI_F16, .mask = 1};
 	struct gpu_kernel plain, masked, any_scale;
 
 	(void)state;
@@ -105,7 +105,7 @@ static void traits_make_other_kernels(void **state)
 /* Only in what they are compiled for: multiples of 8 have the code that they had. */
 static void tails_make_other_kernels(void **state)
 {
-	struct gpu_traits traits = {.dtype = ABI_BF16};
+	struct traits traits = {.dtype = ABI_BF16};
 	struct gpu_tile combine = {.pipeline = GPU_COMBINE,
 				   .tile_m = 16,
 				   .tile_n = 16,
@@ -116,7 +116,6 @@ static void tails_make_other_kernels(void **state)
 	struct gpu_kernel k;
 
 	(void)state;
-	assert_true(gpu_has_tails(59, 64) && gpu_has_tails(64, 59) && !gpu_has_tails(8, 256));
 	for (traits.tails = 0; traits.tails < 2; traits.tails++) {
 		const char *option = traits.tails ? "-DFMHA_TAILS=1" : "-DFMHA_TAILS=0";
 
@@ -147,6 +146,33 @@ static void tiles_that_do_not_fit_are_refused(void **state)
 	assert_int_equal(make("gfx942", ABI_FWD, &bf16, &mma_128, &k), 1);
 }
 
+static void masks_as_data_go_with_narrow_heads(void **state)
+{
+	static const char *const archs[] = {"sm_90a", "gfx942", "gfx1201"};
+	static const struct gpu_tile tiles[][2] = {
+		{{GPU_MMA, 64, 32, 512, 512, 4, 1, 1}, {GPU_MMA, 32, 64, 512, 512, 4, 1, 1}},
+		{{GPU_MFMA, 64, 32, 512, 512, 4, 1, 1}, {GPU_MFMA, 32, 64, 512, 512, 4, 1, 1}},
+		{{GPU_WMMA, 32, 16, 512, 512, 2, 1, 1}, {GPU_WMMA, 16, 64, 512, 512, 4, 1, 1}}};
+	static const enum abi_family families[] = {ABI_FWD, ABI_BWD_DQ_DK_DV};
+
+	(void)state;
+	for (size_t i = 0; i < 3; i++)
+		for (size_t n = 0; n < 2; n++) {
+			const struct gpu_arch *arch = gpu_arch_find(archs[i]);
+			struct traits traits = bf16;
+			struct gpu_kernel k;
+
+			assert_int_equal(make(archs[i], families[n], &traits, &tiles[i][n], &k), 0);
+			for (traits.mask_data = 1; traits.mask_data <= 2; traits.mask_data++) {
+				assert_int_equal(
+					make(archs[i], families[n], &traits, &tiles[i][n], &k), 1);
+				assert_string_equal(
+					gpu_tile_misfit(arch, families[n], &traits, &tiles[i][n]),
+					"masks that are data go with heads up to 256");
+			}
+		}
+}
+
 static void backward_covers_keys_and_rows(void **state)
 {
 	static const struct gpu_tile tiles[] = {{GPU_MMA, 64, 64, 128, 128, 4, 1, 2},
@@ -154,7 +180,7 @@ static void backward_covers_keys_and_rows(void **state)
 						{GPU_WMMA, 16, 64, 128, 128, 4, 1, 1}};
 	static const char *const archs[] = {"sm_90a", "gfx942", "gfx1100"};
 	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
-	struct gpu_traits acc = {.dtype = ABI_BF16, .dq_acc = 1};
+	struct traits acc = {.dtype = ABI_BF16, .dq_acc = 1};
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
@@ -178,7 +204,7 @@ static void backward_covers_keys_and_rows(void **state)
 static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 {
 	const struct gpu_tile tile = {GPU_MMA, 32, 128, 64, 64, 4, 1, 2};
-	struct gpu_traits traits = {.dtype = ABI_BF16, .bias = 1};
+	struct traits traits = {.dtype = ABI_BF16, .bias = 1};
 	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 64, .hdim_v = 64};
 	uint32_t plain[3], summed[3];
 	struct gpu_kernel k;
@@ -190,11 +216,11 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 	a.bias.data = a.dbias.data = &a;
 	a.dbias.stride_dim = 1, a.dbias.stride_seq = 500, a.dbias.stride_head = 150000;
 	a.dbias.stride_batch = 1200000;
-	assert_false(gpu_sums_dbias(&a));
+	assert_false(abi_sums_dbias(&a));
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, plain), 0);
 	a.dbias.stride_batch = 0;
-	assert_true(gpu_sums_dbias(&a));
+	assert_true(abi_sums_dbias(&a));
 	traits.dbias_sum = 1;
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &traits, &tile, &k), 0);
 	assert_non_null(strstr(k.build.name, "dbsum"));
@@ -282,11 +308,38 @@ static void decode_fills_the_lds(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 1);
 }
 
+/* Blocks that cut the keys themselves are as many as find room, and are decode's alone. */
+static void decode_shares_all_keys(void **state)
+{
+	const struct traits shared = {.dtype = ABI_BF16, .shares = 1}, cut = {.dtype = ABI_BF16};
+	const struct gpu_tile decode = {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2};
+	const struct gpu_tile packed = {GPU_MMA_PACK, 16, 128, 128, 128, 1, 4, 1};
+	struct abi_fwd_args a = {.nhead_q = 32, .nhead_k = 8, .n_splits = 6, .split_size = 2048};
+	struct gpu_kernel k, other;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 16;
+	a.sequences.seqlen_q_max = 1;
+	a.sequences.seqlen_k_max = 12288;
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &cut, &packed, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &packed, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &cut, &decode, &other), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &decode, &k), 0);
+	assert_string_not_equal(k.build.name, other.build.name);
+	assert_int_equal(gpu_kernel_grid(&other, 132, &a, grid), 0);
+	assert_int_equal(grid[0] * grid[1] * grid[2], 6 * 8 * 16);
+	a.split_size = 0;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 264);
+	assert_int_equal(grid[1] * grid[2], 1);
+}
+
 /* Keys of 8 bits take half of the room, where the conversion is one instruction and rows are whole
  * swizzles. */
 static void decode_takes_keys_of_8_bits(void **state)
 {
-	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3}, e5m2 = {.dtype = ABI_E5M2};
+	const struct traits e4m3 = {.dtype = ABI_E4M3}, e5m2 = {.dtype = ABI_E5M2};
 	struct gpu_tile tile = {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2};
 	struct gpu_kernel k;
 
@@ -331,9 +384,9 @@ static void warpgroups_fit_or_are_refused(void **state)
 {
 	const struct gpu_tile wide = {GPU_WGMMA, 128, 192, 128, 128, 8, 1, 1};
 	const struct gpu_tile narrow = {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1};
-	const struct gpu_traits bias = {.dtype = ABI_BF16, .bias = 1};
-	const struct gpu_traits fp8 = {.dtype = ABI_E4M3, .descale = 1};
-	const struct gpu_traits other_fp8 = {.dtype = ABI_E5M2};
+	const struct traits bias = {.dtype = ABI_BF16, .bias = 1};
+	const struct traits fp8 = {.dtype = ABI_E4M3, .descale = 1};
+	const struct traits other_fp8 = {.dtype = ABI_E5M2};
 	struct gpu_kernel k;
 
 	(void)state;
@@ -352,9 +405,8 @@ static void amd_loops_multiply_e4m3(void **state)
 {
 	const struct gpu_tile rdna = {GPU_AMD, 128, 64, 128, 128, 8, 1, 1};
 	const struct gpu_tile cdna = {GPU_AMD, 256, 64, 128, 128, 8, 1, 1};
-	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3, .descale = 1};
-	const struct gpu_traits refused[] = {{.dtype = ABI_E5M2},
-					     {.dtype = ABI_E4M3, .dropout = 1}};
+	const struct traits e4m3 = {.dtype = ABI_E4M3, .descale = 1};
+	const struct traits refused[] = {{.dtype = ABI_E5M2}, {.dtype = ABI_E4M3, .dropout = 1}};
 	struct gpu_tile odd = cdna;
 	struct gpu_kernel k;
 
@@ -376,8 +428,8 @@ static void amd_loops_multiply_e4m3(void **state)
 static void amd_decode_multiplies_e4m3(void **state)
 {
 	const struct gpu_tile tile = {GPU_AMD_DECODE, 16, 128, 128, 128, 1, 4, 2};
-	const struct gpu_traits e4m3 = {.dtype = ABI_E4M3, .descale = 1, .paged = 1};
-	const struct gpu_traits e5m2 = {.dtype = ABI_E5M2};
+	const struct traits e4m3 = {.dtype = ABI_E4M3, .descale = 1, .paged = 1};
+	const struct traits e5m2 = {.dtype = ABI_E5M2};
 	struct gpu_tile odd = tile;
 	struct gpu_kernel k;
 
@@ -522,11 +574,13 @@ int main(void)
 		cmocka_unit_test(traits_make_other_kernels),
 		cmocka_unit_test(tails_make_other_kernels),
 		cmocka_unit_test(tiles_that_do_not_fit_are_refused),
+		cmocka_unit_test(masks_as_data_go_with_narrow_heads),
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
+		cmocka_unit_test(decode_shares_all_keys),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),

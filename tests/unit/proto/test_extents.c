@@ -34,6 +34,7 @@ static struct fmha_problem rich_problem(void)
 	p.dlse = tensor(43, FMHA_F32);
 	p.seqlen_q_per_batch = tensor(35, FMHA_I32);
 	p.seqlen_k_per_batch = tensor(36, FMHA_I32);
+	p.mask_bits = tensor(44, FMHA_U8);
 	return p;
 }
 
@@ -46,6 +47,8 @@ static struct fmha_problem indexed_problem(void)
 	p.leftpad_k = tensor(38, FMHA_I32);
 	p.alibi_slopes = tensor(39, FMHA_F32);
 	p.lse = tensor(40, FMHA_F32);
+	p.mask_intervals = tensor(45, FMHA_I32);
+	p.mask_endpoints = 5;
 	return p;
 }
 
@@ -55,13 +58,15 @@ static struct fmha_problem packed_problem(void)
 
 	p.lse = tensor(41, FMHA_F32);
 	p.bias = tensor(42, FMHA_F32);
+	p.mask_intervals = tensor(46, FMHA_I32);
+	p.mask_endpoints = 3;
 	return p;
 }
 
 static struct fmha_problem (*const kinds[])(void) = {
-	forward_problem,  group_problem,   paged_problem, indptr_problem,
-	backward_problem, append_problem,  merge_problem, fp8_problem,
-	rich_problem,     indexed_problem, packed_problem};
+	forward_problem, group_problem, paged_problem,  indptr_problem, backward_problem,
+	append_problem,  merge_problem, fp8_problem,    rich_problem,   indexed_problem,
+	packed_problem,  slots_problem, latent_problem, chosen_problem};
 
 #define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
@@ -101,14 +106,16 @@ static void say_all(struct fmha_problem *p)
 }
 
 /* By FMHA_TENSORS: "each may be 1", "batch may be 1"; one number or [batch, heads] for descales. */
-static bool may_be_one(enum fmha_tensor_role role, int axis)
+static bool may_be_one(const struct fmha_problem *p, enum fmha_tensor_role role, int axis)
 {
 	if (role == FMHA_T_BIAS)
 		return true;
 	if (role == FMHA_T_ALIBI_SLOPES)
 		return axis == 0;
+	if (role == FMHA_T_MASK_INTERVALS || role == FMHA_T_MASK_BITS)
+		return axis < (role == FMHA_T_MASK_BITS ? 3 : 2);
 	return (role == FMHA_T_Q_DESCALE || role == FMHA_T_K_DESCALE || role == FMHA_T_V_DESCALE) &&
-	       axis < 2;
+	       axis < 2 && !p->descale_computed;
 }
 
 static bool is_written_to(const struct fmha_problem *p, enum fmha_tensor_role role)
@@ -117,7 +124,8 @@ static bool is_written_to(const struct fmha_problem *p, enum fmha_tensor_role ro
 	    (role == FMHA_T_O || role == FMHA_T_LSE || role == FMHA_T_RANDVAL))
 		return false;
 	return proto_roles[role].output ||
-	       (p->seqlen_new > 0 && (role == FMHA_T_K || role == FMHA_T_V));
+	       (p->seqlen_new > 0 && (role == FMHA_T_K || role == FMHA_T_V)) ||
+	       (p->descale_computed && (role == FMHA_T_K_DESCALE || role == FMHA_T_V_DESCALE));
 }
 
 /* Elements from the first to one past the last that the caller's tensor has. */
@@ -182,7 +190,7 @@ static void bend_extents(const struct fmha_problem *base, enum fmha_tensor_role 
 		for (enum fault fault = ONE; fault <= NOTHING; fault++) {
 			struct fmha_problem p = *base;
 			bool fine = values[fault] == dims[axis] ||
-				    (values[fault] == 1 && may_be_one(role, axis));
+				    (values[fault] == 1 && may_be_one(base, role, axis));
 
 			/* A gradient is as its bias: bent alone it is wrong, bent with it right. */
 			if (role == FMHA_T_BIAS && fmha_tensor_present(&p.dbias))
@@ -221,7 +229,7 @@ static void bend_rank(const struct fmha_problem *base, enum fmha_tensor_role rol
 		return;
 	p = *base;
 	say(&p.tensor[role], trailing ? dims : dims + 1, n - 1);
-	fine = trailing ? dims[n - 1] == 1 : dims[0] == 1 || may_be_one(role, 0);
+	fine = trailing ? dims[n - 1] == 1 : dims[0] == 1 || may_be_one(base, role, 0);
 	if (role == FMHA_T_BIAS && fmha_tensor_present(&p.dbias))
 		return; /* which has not changed with it */
 	if ((judge(&p, role, RANK_LESS) == 0) != fine)
@@ -230,7 +238,8 @@ static void bend_rank(const struct fmha_problem *base, enum fmha_tensor_role rol
 	p = *base;
 	bent[0] = 1;
 	say(&p.tensor[role], bent, 1);
-	fine = trailing || (role == FMHA_T_BIAS && n == 4);
+	fine = (trailing && !(is_written_to(base, role) && dims[0] * dims[1] * dims[2] > 1)) ||
+	       (role == FMHA_T_BIAS && n == 4);
 	if ((judge(&p, role, SCALAR) == 0) != fine)
 		fail_msg("%s of one number is %s", proto_roles[role].name,
 			 fine ? "refused" : "accepted");
@@ -244,13 +253,14 @@ static void bend_strides(const struct fmha_problem *base, enum fmha_tensor_role 
 	problem_extents(base, role, dims);
 	for (int axis = 0; axis < n; axis++) {
 		struct fmha_problem p = *base;
+		bool bytes = role == FMHA_T_K && p.kv_layout == FMHA_KV_LATENT_FP8 && axis == 3;
 
 		if (dims[axis] < 2)
 			continue;
 		p.tensor[role].stride[axis] = 0;
 		/* Inputs may lie on themselves; what a kernel wants dense, dispatch says. */
 		assert_int_equal(judge(&p, role, EXPANDED),
-				 is_written_to(base, role) ? FMHA_EINVAL : 0);
+				 is_written_to(base, role) || bytes ? FMHA_EINVAL : 0);
 		p.tensor[role].stride[axis] = -1;
 		assert_int_equal(judge(&p, role, NEGATIVE), FMHA_EINVAL);
 	}

@@ -21,7 +21,7 @@
 #include <proto/messages.h>
 
 #include "field.h"
-#include "writer.h"
+#include "encode.h"
 
 static uint64_t random_state = 1;
 

@@ -13,8 +13,8 @@
 
 #include <proto/message.h>
 
-#include "flat.h"
-#include "writer.h"
+#include "encode.h"
+#include "field.h"
 
 static uint64_t random_state = 1;
 

@@ -53,7 +53,8 @@ static void print_limits(FILE *out)
 	fprintf(out, "| depth; the message's own array is depth 1 | %d |\n", PROTO_MAX_DEPTH);
 	fprintf(out, "| values: each scalar, key, string and container counts | %d |\n",
 		PROTO_MAX_NODES);
-	fprintf(out, "| one `str` or `bin` inside a message | %d bytes |\n", PROTO_MAX_STRING);
+	fprintf(out, "| one `str` inside a message | %d bytes |\n", PROTO_MAX_STRING);
+	fprintf(out, "| one `bin` inside a message | %d bytes |\n", PROTO_MAX_BIN);
 	fprintf(out, "| file descriptors with one `sendmsg` | %d |\n", PROTO_MAX_FDS);
 }
 

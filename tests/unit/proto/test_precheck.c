@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include <proto/limits.h>
-#include <proto/precheck.h>
+#include <proto/frame.h>
 
 /* From memory of exactly this size: a sanitizer sees one byte too many. */
 static int check(const void *data, size_t n)
@@ -65,17 +65,29 @@ static void nodes_are_limited(void **state)
 
 static void strings_are_limited(void **state)
 {
-	static const uint8_t types[] = {0xda, 0xc5}; /* str 16, bin 16 */
-	uint8_t data[3 + PROTO_MAX_STRING + 1] = {0};
+	static const struct {
+		uint8_t type;
+		size_t most;
+	} types[] = {{0xda, PROTO_MAX_STRING}, {0xc5, PROTO_MAX_BIN}}; /* str 16, bin 16 */
+	static uint8_t data[3 + PROTO_MAX_BIN + 1];
 
 	(void)state;
-	for (size_t i = 0; i < sizeof(types); i++) {
-		data[0] = types[i];
-		for (size_t n = 0; n <= PROTO_MAX_STRING + 1; n += n < 2 ? 1 : n == 2 ? 4093 : 1) {
-			data[1] = (uint8_t)(n >> 8);
-			data[2] = (uint8_t)n;
-			assert_int_equal(check(data, 3 + n),
-					 n <= PROTO_MAX_STRING ? 0 : FMHA_EPROTO);
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		const size_t lengths[] = {0,
+					  1,
+					  2,
+					  PROTO_MAX_STRING,
+					  PROTO_MAX_STRING + 1,
+					  types[i].most - 1,
+					  types[i].most,
+					  types[i].most + 1};
+
+		data[0] = types[i].type;
+		for (size_t j = 0; j < sizeof(lengths) / sizeof(lengths[0]); j++) {
+			data[1] = (uint8_t)(lengths[j] >> 8);
+			data[2] = (uint8_t)lengths[j];
+			assert_int_equal(check(data, 3 + lengths[j]),
+					 lengths[j] <= types[i].most ? 0 : FMHA_EPROTO);
 		}
 	}
 }

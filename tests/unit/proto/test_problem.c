@@ -63,14 +63,14 @@ static void plain_problems_are_accepted(void **state)
 static void numbers_out_of_range(void **state)
 {
 	(void)state;
-	_Static_assert(sizeof(struct fmha_problem) == 4320, "the sentence below tells it");
-	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4320", p.struct_size = 8);
+	_Static_assert(sizeof(struct fmha_problem) == 4896, "the sentence below tells it");
+	REFUSES(forward, "struct_size", "struct_size 8: this build's is 4896", p.struct_size = 8);
 	REFUSES(forward, "op", "op 4: above 3, the last one defined", p.op = 4);
 	REFUSES(forward, "mode", "mode 2: above 1, the last one defined", p.mode = 2);
 	REFUSES(forward, "mask", "mask 3: above 2, the last one defined", p.mask = 3);
 	REFUSES(forward, "rope", "rope 3: above 2, the last one defined", p.rope = 3);
-	REFUSES(forward, "kv_layout", "kv_layout 2: above 1, the last one defined",
-		p.kv_layout = 2);
+	REFUSES(forward, "kv_layout", "kv_layout 3: above 2, the last one defined",
+		p.kv_layout = 3);
 	REFUSES(forward, "deterministic", "deterministic 2: above 1, the last one defined",
 		p.deterministic = 2);
 	REFUSES(forward, "descale_per_page", "descale_per_page 2: above 1, the last one defined",
@@ -84,9 +84,9 @@ static void numbers_out_of_range(void **state)
 	REFUSES(forward, "seqlen_q", "seqlen_q -1: below 0", p.seqlen_q = -1);
 	REFUSES(forward, "seqlen_k", "seqlen_k -2147483648: below 0", p.seqlen_k = INT32_MIN);
 	REFUSES(forward, "hdim_q", "hdim_q 0: below 1", p.hdim_q = 0);
-	REFUSES(forward, "hdim_q", "hdim_q 264: above 256", p.hdim_q = 264);
+	REFUSES(forward, "hdim_q", "hdim_q 577: above 576", p.hdim_q = 577);
 	REFUSES(forward, "hdim_v", "hdim_v 0: below 1", p.hdim_v = 0);
-	REFUSES(forward, "hdim_v", "hdim_v 2147483647: above 256", p.hdim_v = INT32_MAX);
+	REFUSES(forward, "hdim_v", "hdim_v 2147483647: above 512", p.hdim_v = INT32_MAX);
 	REFUSES(forward, "window_left", "window_left -2: below -1", p.window_left = -2);
 	REFUSES(forward, "window_right", "window_right -2: below -1", p.window_right = -2);
 	REFUSES(forward, "sink_tokens", "sink_tokens -1: below 0", p.sink_tokens = -1);
@@ -96,7 +96,7 @@ static void numbers_out_of_range(void **state)
 	REFUSES(group, "total_q", "total_q -1: below 0", p.total_q = -1);
 	REFUSES(group, "total_k", "total_k -1: below 0", p.total_k = -1);
 	REFUSES(merge, "n_parts", "n_parts 1025: above 1024", p.n_parts = 1025);
-	REFUSES(append, "rotary_dim", "rotary_dim 264: above 256", p.rotary_dim = 264);
+	REFUSES(append, "rotary_dim", "rotary_dim 520: above 512", p.rotary_dim = 520);
 	ACCEPTS(forward, p.seqlen_q = 0);
 	ACCEPTS(forward, p.seqlen_k = 0);
 	ACCEPTS(forward, p.hdim_q = 256, p.hdim_v = 8);
@@ -179,7 +179,7 @@ static void options_of_other_operations(void **state)
 		p.logits_soft_cap = 1);
 	REFUSES(merge, "dropout_p", "dropout_p: merge_states has no such option",
 		p.dropout_p = 0.5f);
-	REFUSES(backward, "n_splits", "n_splits: backward has no such option", p.n_splits = 2);
+	REFUSES(merge, "n_splits", "n_splits: merge_states has no such option", p.n_splits = 2);
 	REFUSES(backward, "split_size", "split_size: backward has no such option",
 		p.split_size = 2);
 	REFUSES(backward, "page_size", "page_size: backward has no such option", p.page_size = 2);
@@ -349,6 +349,24 @@ static void features_and_their_tensors(void **state)
 	REFUSES(merge, "tensor.q", "tensor.q: merge_states takes none", p.q = tensor(9, FMHA_F32));
 	REFUSES(forward, "tensor.alibi_slopes", "tensor.alibi_slopes: bias is given as well",
 		p.alibi_slopes = tensor(9, FMHA_F32), p.bias = tensor(10, FMHA_F32));
+	ACCEPTS(forward, p.mask_intervals = tensor(9, FMHA_I32), p.mask_endpoints = 63);
+	ACCEPTS(backward, p.mask_bits = tensor(20, FMHA_U8));
+	REFUSES(forward, "mask_endpoints", "mask_endpoints 4: even, must be odd",
+		p.mask_intervals = tensor(9, FMHA_I32), p.mask_endpoints = 4);
+	REFUSES(forward, "mask_endpoints", "mask_endpoints 65: above 63",
+		p.mask_intervals = tensor(9, FMHA_I32), p.mask_endpoints = 65);
+	REFUSES(forward, "mask_endpoints", "mask_endpoints 3: needs tensor.mask_intervals",
+		p.mask_endpoints = 3);
+	REFUSES(forward, "tensor.mask_intervals", "tensor.mask_intervals: needs mask_endpoints",
+		p.mask_intervals = tensor(9, FMHA_I32));
+	REFUSES(forward, "tensor.mask_intervals.dtype",
+		"tensor.mask_intervals.dtype: f32, must be i32",
+		p.mask_intervals = tensor(9, FMHA_F32), p.mask_endpoints = 3);
+	REFUSES(forward, "tensor.mask_bits", "tensor.mask_bits: mask_intervals is given as well",
+		p.mask_intervals = tensor(9, FMHA_I32), p.mask_endpoints = 3,
+		p.mask_bits = tensor(10, FMHA_U8));
+	REFUSES(merge, "tensor.mask_bits", "tensor.mask_bits: merge_states takes none",
+		p.mask_bits = tensor(9, FMHA_U8));
 	REFUSES(forward, "tensor.randval", "tensor.randval: needs dropout_p",
 		p.randval = tensor(9, FMHA_U8));
 	REFUSES(backward, "tensor.dbias", "tensor.dbias: needs bias",
@@ -362,9 +380,132 @@ static void features_and_their_tensors(void **state)
 		p.descale_block_k = 16);
 	REFUSES(fp8, "descale_per_page", "descale_per_page: needs page_size",
 		p.descale_per_page = 1);
-	REFUSES(fp8, "descale_block_k", "descale_block_k 16: descale_per_page is given as well",
-		p.descale_per_page = 1, p.descale_block_k = 16, p.page_size = 16, p.n_pages = 4,
+	REFUSES(fp8, "descale_block_k",
+		"descale_block_k 17: above page_size, and descale_per_page counts slots of a page",
+		p.descale_per_page = 1, p.descale_block_k = 17, p.page_size = 16, p.n_pages = 4,
 		p.max_blocks = 3, p.block_table = tensor(9, FMHA_I32));
+}
+
+#define ABSENT ((struct fmha_tensor){0})
+
+static void latents(void **state)
+{
+	(void)state;
+	ACCEPTS(latent);
+	ACCEPTS(latent, p.q.dtype = p.o.dtype = FMHA_F16, p.mask = FMHA_MASK_BOTTOM_RIGHT,
+		p.window_right = 0);
+	ACCEPTS(latent, p.kv_layout = FMHA_KV_LINEAR, p.k_descale = tensor(9, FMHA_F32));
+	ACCEPTS(latent, p.kv_layout = FMHA_KV_LINEAR, p.k.dtype = FMHA_BF16, p.nhead_k = 4,
+		p.hdim_v = 33);
+	ACCEPTS(latent, p.seqlen_new = 3, p.k_new = tensor(9, FMHA_BF16));
+	REFUSES(latent, "kv_layout", "kv_layout: latent_fp8 needs v_in_k", p.v_in_k = 0);
+	REFUSES(latent, "tensor.v", "tensor.v: forward needs it", p.v_in_k = 0,
+		p.kv_layout = FMHA_KV_LINEAR);
+	REFUSES(latent, "tensor.v", "tensor.v: v_in_k: the values are in k",
+		p.v = tensor(9, FMHA_E4M3));
+	REFUSES(latent, "tensor.v_new", "tensor.v_new: v_in_k: the values are in k",
+		p.seqlen_new = 3, p.k_new = tensor(9, FMHA_BF16), p.v_new = tensor(10, FMHA_BF16));
+	REFUSES(latent, "tensor.k_descale", "tensor.k_descale: latent_fp8 has factors of its own",
+		p.k_descale = tensor(9, FMHA_F32));
+	REFUSES(latent, "tensor.k.dtype", "tensor.k.dtype: latent_fp8 is of e4m3",
+		p.k.dtype = FMHA_E5M2);
+	REFUSES(latent, "tensor.q.dtype", "tensor.q.dtype: latent_fp8 takes f16 or bf16",
+		p.q.dtype = FMHA_E4M3);
+	REFUSES(latent, "tensor.q.dtype", "tensor.q.dtype: f32, must be f16 or bf16 or e4m3",
+		p.q.dtype = FMHA_F32);
+	REFUSES(latent, "hdim_q", "hdim_q 512: latent_fp8 has 576", p.hdim_q = 512);
+	REFUSES(latent, "hdim_v", "hdim_v 448: latent_fp8 has 512", p.hdim_v = 448);
+	REFUSES(latent, "hdim_v", "hdim_v 512: above hdim_q 500, which holds it (v_in_k)",
+		p.hdim_q = 500);
+	REFUSES(latent, "nhead_k", "nhead_k 2: latent_fp8 has 1", p.nhead_k = 2);
+	REFUSES(latent, "tensor.k.offset", "tensor.k.offset: 8 is not a multiple of 16 bytes",
+		p.k.offset = 8);
+	REFUSES(latent, "tensor.k.stride[1]",
+		"tensor.k.stride[1]: of latents of fp8: not a multiple of 16",
+		p.k.stride[0] = 64 * 660, p.k.stride[1] = p.k.stride[2] = 660, p.k.stride[3] = 1);
+	/* Kernels read a latent's bytes as they lie. */
+	REFUSES(latent, "tensor.k.stride[3]", "tensor.k.stride[3]: of latents of fp8: not 1",
+		p.k.stride[0] = 64 * 656, p.k.stride[1] = p.k.stride[2] = 656);
+	REFUSES(latent, "rope", "rope: turns first elements, which v_in_k makes values",
+		p.seqlen_new = 3, p.k_new = tensor(9, FMHA_BF16), p.rope = FMHA_ROPE_INTERLEAVED,
+		p.rotary_dim = 16, p.rotary_max_pos = 200);
+	REFUSES(backward, "v_in_k", "v_in_k: backward has no such option", p.v_in_k = 1);
+}
+
+static void chosen_keys(void **state)
+{
+	(void)state;
+	ACCEPTS(chosen);
+	ACCEPTS(forward, p.topk = 7, p.indices = tensor(20, FMHA_I32));
+	REFUSES(chosen, "seqlen_k", "seqlen_k 9: tensor.indices says which slots are read",
+		p.seqlen_k = 9);
+	REFUSES(chosen, "tensor.indices", "tensor.indices: topk needs it", p.indices = ABSENT);
+	REFUSES(forward, "tensor.indices", "tensor.indices: needs topk",
+		p.indices = tensor(20, FMHA_I32));
+	REFUSES(chosen, "tensor.indices.dtype", "tensor.indices.dtype: i64, must be i32",
+		p.indices.dtype = FMHA_I64);
+	REFUSES(chosen, "tensor.seqlen_k_per_batch", "tensor.seqlen_k_per_batch: indices are slots",
+		p.seqlen_k_per_batch = tensor(20, FMHA_I32));
+	REFUSES(chosen, "mask", "mask: with topk, indices say what a row sees",
+		p.mask = FMHA_MASK_TOP_LEFT);
+	REFUSES(chosen, "dropout_p", "dropout_p 0.5: not with topk", p.dropout_p = 0.5F);
+	REFUSES(chosen, "n_splits", "n_splits 2: keys that are chosen are not split",
+		p.n_splits = 2);
+	REFUSES(chosen, "split_size", "split_size 64: keys that are chosen are not split",
+		p.split_size = 64);
+	REFUSES(chosen, "tensor.alibi_slopes",
+		"tensor.alibi_slopes: topk: indices say what a row sees",
+		p.alibi_slopes = tensor(20, FMHA_F32));
+	/* A slot has no place in a sequence whose factors could be counted. */
+	REFUSES(chosen, "descale_block_k", "descale_block_k 16: by slots it needs descale_per_page",
+		p.kv_layout = FMHA_KV_LINEAR, p.k_descale = tensor(20, FMHA_F32),
+		p.descale_block_k = 16);
+}
+
+static void slots(void **state)
+{
+	(void)state;
+	ACCEPTS(slots, p.batch = 2);
+	ACCEPTS(slots, p.descale_computed = p.descale_per_page = 0, p.descale_block_k = 0);
+	ACCEPTS(slots, p.descale_computed = 0, p.descale_block_k = 0);
+	ACCEPTS(slots, p.descale_computed = p.descale_per_page = 0, p.descale_block_k = 0,
+		p.k_descale = p.v_descale = ABSENT);
+	ACCEPTS(slots, p.rope = FMHA_ROPE_NONE, p.rotary_dim = p.rotary_max_pos = 0,
+		p.positions = p.rotary_cos = p.rotary_sin = p.q = p.q_rotated = ABSENT);
+	REFUSES(slots, "seqlen_k", "seqlen_k 7: tensor.slot_mapping says where rows go",
+		p.seqlen_k = 7);
+	REFUSES(slots, "seqlen_q", "seqlen_q 4: q turns with k_new, which has 3 rows",
+		p.seqlen_q = 4);
+	REFUSES(slots, "n_pages", "n_pages 0: below 1", p.n_pages = 0);
+	REFUSES(slots, "tensor.block_table", "tensor.block_table: slot_mapping says where rows go",
+		p.block_table = tensor(20, FMHA_I32));
+	REFUSES(slots, "tensor.seqlen_k_per_batch",
+		"tensor.seqlen_k_per_batch: slot_mapping says where rows go",
+		p.seqlen_k_per_batch = tensor(20, FMHA_I32));
+	REFUSES(slots, "tensor.positions", "tensor.positions: rope by slots needs it",
+		p.positions = ABSENT);
+	REFUSES(slots, "tensor.slot_mapping.dtype", "tensor.slot_mapping.dtype: i32, must be i64",
+		p.slot_mapping.dtype = FMHA_I32);
+	REFUSES(slots, "tensor.v_new.dtype", "tensor.v_new.dtype: f16, must be bf16",
+		p.v_new.dtype = FMHA_F16);
+	REFUSES(slots, "tensor.k_new.dtype", "tensor.k_new.dtype: f32, must be f16 or bf16 or e4m3",
+		p.k_new.dtype = FMHA_F32);
+	REFUSES(slots, "tensor.k_new.dtype", "tensor.k_new.dtype: bf16, must be f16",
+		p.k.dtype = p.v.dtype = FMHA_F16);
+	REFUSES(slots, "tensor.v.dtype", "tensor.v.dtype: e5m2, must be e4m3",
+		p.v.dtype = FMHA_E5M2);
+	REFUSES(slots, "descale_computed",
+		"descale_computed: needs tensor.slot_mapping, descale_per_page and descale_block_k "
+		"1",
+		p.descale_block_k = 16);
+	REFUSES(slots, "descale_block_k", "descale_block_k 4: by slots it needs descale_per_page",
+		p.descale_computed = p.descale_per_page = 0, p.descale_block_k = 4);
+	REFUSES(slots, "tensor.k_descale", "tensor.k_descale: descale_computed needs it",
+		p.k_descale = ABSENT);
+	REFUSES(append, "tensor.positions", "tensor.positions: needs slot_mapping",
+		p.positions = tensor(20, FMHA_I64));
+	REFUSES(forward, "tensor.slot_mapping", "tensor.slot_mapping: forward takes none",
+		p.slot_mapping = tensor(20, FMHA_I64));
 }
 
 static void data_types(void **state)
@@ -372,9 +513,23 @@ static void data_types(void **state)
 	(void)state;
 	ACCEPTS(fp8, p.o.dtype = FMHA_F32);
 	ACCEPTS(fp8, p.q.dtype = p.k.dtype = p.v.dtype = FMHA_E5M2, p.o.dtype = FMHA_F16);
+	ACCEPTS(fp8, p.q.dtype = p.o.dtype = FMHA_BF16, p.q_descale = (struct fmha_tensor){0});
+	ACCEPTS(fp8, p.q.dtype = p.o.dtype = FMHA_F16, p.q_descale = (struct fmha_tensor){0},
+		p.k.dtype = p.v.dtype = FMHA_E5M2);
+	REFUSES(fp8, "tensor.q.dtype", "tensor.q.dtype: f32, must be f16 or bf16 or e4m3",
+		p.q.dtype = FMHA_F32);
+	REFUSES(fp8, "tensor.v.dtype", "tensor.v.dtype: e5m2, must be e4m3",
+		p.q.dtype = p.o.dtype = FMHA_BF16, p.v.dtype = FMHA_E5M2);
+	REFUSES(fp8, "tensor.o.dtype", "tensor.o.dtype: f32, must be bf16", p.q.dtype = FMHA_BF16,
+		p.o.dtype = FMHA_F32);
+	REFUSES(fp8, "tensor.q_descale", "tensor.q_descale: only fp8 inputs have scale factors",
+		p.q.dtype = p.o.dtype = FMHA_BF16);
 	ACCEPTS(merge, p.o_parts.dtype = p.o.dtype = FMHA_BF16);
 	ACCEPTS(append, p.rotary_cos.dtype = p.rotary_sin.dtype = FMHA_BF16);
-	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 7 is no data type", p.q.dtype = 7);
+	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 8 is no data type", p.q.dtype = 8);
+	/* What may lie over fp8 is asked of q: it has to be a type by then. */
+	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 2147483648 is no data type",
+		p.k.dtype = FMHA_E4M3, p.q.dtype = 0x80000000U);
 	REFUSES(forward, "tensor.k.dtype", "tensor.k.dtype: 4294967295 is no data type",
 		p.k.dtype = UINT32_MAX);
 	REFUSES(forward, "tensor.k.dtype",
@@ -545,7 +700,7 @@ static void extents_follow_the_mode(void **state)
 
 static void dtypes_have_sizes_and_names(void **state)
 {
-	static const uint32_t bytes[FMHA_N_DTYPES] = {4, 2, 2, 1, 1, 4, 1};
+	static const uint32_t bytes[FMHA_N_DTYPES] = {4, 2, 2, 1, 1, 4, 1, 8};
 
 	(void)state;
 	for (uint32_t i = 0; i < FMHA_N_DTYPES; i++)
@@ -568,7 +723,10 @@ int main(void)
 		cmocka_unit_test(appending_and_rotating),
 		cmocka_unit_test(sequences),
 		cmocka_unit_test(features_and_their_tensors),
+		cmocka_unit_test(slots),
 		cmocka_unit_test(data_types),
+		cmocka_unit_test(latents),
+		cmocka_unit_test(chosen_keys),
 		cmocka_unit_test(views),
 		cmocka_unit_test(outputs_must_not_alias),
 		cmocka_unit_test(interleaved_outputs_are_apart),

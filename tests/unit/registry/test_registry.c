@@ -11,7 +11,7 @@
 
 #include <cjson/cJSON.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <registry/registry.h>
 #include <specs/catalog.h>
 
@@ -114,7 +114,7 @@ static void names_are_found_or_explained(void **state)
 	first_name(registry, "family == 'fwd' and hdim_q == 128", name);
 	assert_int_equal(registry_find(registry, name, &spec, &info, &err), 0);
 	assert_int_equal(spec.signature.hdim_q, 128);
-	assert_int_equal(info.flags, 0);
+	assert_false(info.quarantined);
 	assert_int_equal(info.offered, 1);
 	assert_int_equal(info.preferred, 0);
 	(void)spec_name_format(catalog, &spec, other);
@@ -142,33 +142,28 @@ static int count_masked(void *owner, const struct kernel_spec *spec,
 	return 0;
 }
 
-/* Candidates of a signature are exactly what a filter that spells it out finds. */
-static void signatures_find_what_filters_find(void **state)
+/* Candidates for traits are exactly what a filter that spells it out finds. */
+static void traits_find_what_filters_find(void **state)
 {
 	static const char filter[] =
 		"family == 'fwd' and data_type == 'bf16' and hdim_q == 128 and hdim_v == 128 and "
-		"mask == 'generic' and bias == 'no' and not dropout and not logits";
+		"mask == 'generic' and bias == 'no' and not dropout and not logits"
+#define NOR(name, NAME, word, kind, families, asked) " and not " #name
+		FMHA_OWN_TRAITS(NOR);
+#undef NOR
 	struct registry *registry = registry_for("gfx942");
-	struct kernel_signature signature;
+	/* What names do not say must not matter. */
+	struct traits traits = {.op = ABI_FWD, .dtype = ABI_BF16, .mask = 1, .tails = 1};
+	struct spec_head_dims dims = {128, 128};
 	uint64_t by_filter = 0, found = 0;
 
 	(void)state;
-	spec_signature_init(&signature);
-	signature.family = SPEC_FWD;
-	signature.data_type = SPEC_BF16;
-	signature.mode = SPEC_MODE_GROUP;
-	signature.hdim_q = signature.hdim_v = 128;
-	signature.mask = SPEC_MASK_TOP_LEFT;
-	signature.lse = 1;
-	/* What forward does not look at must not matter. */
-	signature.page_size = 16;
-	signature.deterministic = 1;
 	assert_int_equal(registry_each(registry, filter, count_one, &by_filter, NULL), 0);
-	assert_int_equal(registry_candidates(registry, 0, &signature, count_masked, &found), 0);
+	assert_int_equal(registry_candidates(registry, 0, &traits, dims, count_masked, &found), 0);
 	assert_int_equal(found, by_filter);
 	assert_true(found > 0);
-	signature.hdim_q = 17;
-	assert_int_equal(registry_candidates(registry, 0, &signature, count_masked, &found), 0);
+	dims.hdim_q = 17;
+	assert_int_equal(registry_candidates(registry, 0, &traits, dims, count_masked, &found), 0);
 	assert_int_equal(found, by_filter);
 	registry_free(registry);
 }
@@ -210,10 +205,7 @@ static void states_are_kept_for_the_few(void **state)
 
 	(void)state;
 	first_name(registry, "family == 'bwd_dq_dk_dv'", name);
-	assert_int_equal(
-		registry_set_flags(registry, name, REGISTRY_COMPILED | REGISTRY_LOADED, 0, &err),
-		0);
-	assert_int_equal(registry_set_flags(registry, name, 0, REGISTRY_LOADED, &err), 0);
+	assert_int_equal(registry_quarantine(registry, name, &err), 0);
 	assert_int_equal(registry_set_priority(registry, name, -3, &err), 0);
 	assert_int_equal(registry_find(registry, name, &spec, NULL, &err), 0);
 	registry_add_run(registry, &spec, 100, NULL); /* 150 ns in three runs */
@@ -227,7 +219,7 @@ static void states_are_kept_for_the_few(void **state)
 	assert_true(us == 6.5);
 	assert_false(registry_get_tuned(registry, &spec, "b2", 0, &us));
 	registry_get_info(registry, &spec, &info);
-	assert_int_equal(info.flags, REGISTRY_COMPILED);
+	assert_true(info.quarantined);
 	assert_int_equal(info.priority, -3);
 	assert_int_equal(info.n_runs, 3);
 	assert_int_equal(info.run_ns, 150);
@@ -235,8 +227,11 @@ static void states_are_kept_for_the_few(void **state)
 	/* Another kernel of the same signature is as it was. */
 	spec.pad_d = spec.pad_d ? 0 : 1;
 	registry_get_info(registry, &spec, &info);
-	assert_int_equal(info.flags, 0);
-	assert_int_equal(registry_set_flags(registry, "nobody", 1, 0, &err), FMHA_ENOENT);
+	assert_false(info.quarantined);
+	assert_int_equal(registry_quarantine(registry, "nobody", &err), FMHA_ENOENT);
+	registry_clear_quarantine(registry);
+	assert_int_equal(registry_find(registry, name, NULL, &info, &err), 0);
+	assert_false(info.quarantined);
 	assert_int_equal(measure(registry, name, "b1", -1, 1), FMHA_EINVAL);
 	assert_int_equal(measure(registry, name, "b1", 0.0 / 0.0, 1), FMHA_EINVAL);
 	registry_free(registry);
@@ -279,15 +274,14 @@ static int quarantine(void *owner, const struct kernel_spec *spec, const char *n
 
 	(void)spec;
 	(void)info;
-	return registry_set_flags(owner, name, REGISTRY_QUARANTINED, 0, &err);
+	return registry_quarantine(owner, name, &err);
 }
 
 static int check_quarantined(void *owner, const struct kernel_spec *spec, const char *name,
 			     const struct registry_info *info)
 {
 	(void)name;
-	assert_int_equal(info->flags,
-			 spec->signature.family == SPEC_BWD_DQ_DK_DV ? REGISTRY_QUARANTINED : 0);
+	assert_int_equal(info->quarantined, spec->signature.family == SPEC_BWD_DQ_DK_DV);
 	++*(uint64_t *)owner;
 	return 0;
 }
@@ -511,9 +505,7 @@ static void imports_merge(void **state)
 	assert_int_equal(measure(there, name, "s1", 10, 1), 0);
 	assert_int_equal(measure(there, name, "s2", 20, 1), 0);
 	assert_int_equal(registry_set_priority(there, name, 4, &err), 0);
-	assert_int_equal(
-		registry_set_flags(there, name, REGISTRY_LOADED | REGISTRY_QUARANTINED, 0, &err),
-		0);
+	assert_int_equal(registry_quarantine(there, name, &err), 0);
 	assert_int_equal(registry_set_priority(there, mine, 4, &err), 0);
 	assert_int_equal(registry_set_priority(here, mine, 9, &err), 0);
 	assert_int_equal(measure(here, name, "s1", 11, 2), 0);
@@ -524,7 +516,7 @@ static void imports_merge(void **state)
 	assert_int_equal(registry_find(here, name, &spec, &info, &err), 0);
 	assert_int_equal(info.priority, 4);
 	assert_int_equal(info.n_tuned, 2);
-	assert_int_equal(info.flags, 0); /* of the other machine's files and processes */
+	assert_false(info.quarantined); /* of the other machine's files and processes */
 	assert_true(registry_get_tuned(here, &spec, "s1", 0, &us));
 	assert_true(us == 11); /* the newer result wins */
 	assert_true(registry_get_tuned(here, &spec, "s2", 0, &us));
@@ -616,7 +608,7 @@ int main(void)
 		cmocka_unit_test(a_cpu_runs_all_levels_below),
 		cmocka_unit_test(unknown_archs_are_named),
 		cmocka_unit_test(names_are_found_or_explained),
-		cmocka_unit_test(signatures_find_what_filters_find),
+		cmocka_unit_test(traits_find_what_filters_find),
 		cmocka_unit_test(bad_filters_say_where),
 		cmocka_unit_test(states_are_kept_for_the_few),
 		cmocka_unit_test(old_names_share_the_least_time),

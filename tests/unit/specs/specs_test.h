@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/space.h>
 
 /* The catalog of the source tree, loaded once a program. */

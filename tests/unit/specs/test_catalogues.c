@@ -2,8 +2,8 @@
 /* The catalogues of this build: what they offer can be compiled, and what relatives share. */
 #include "specs_test.h"
 
-#include <kernels/cpu.h>
-#include <kernels/gpu_catalogue.h>
+#include <kernels/cpu_kernels.h>
+#include <catalogue/gpu_catalogue.h>
 #include <specs/validate.h>
 
 static int is_gpu(int arch)
@@ -23,10 +23,12 @@ static void make_kernel(int arch, const struct kernel_spec *spec)
 	const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
 	const struct gpu_arch *gpu = gpu_arch_find(spec_arch_name(catalog, arch));
 	struct gpu_kernel kernel;
+	struct traits traits;
 	char name[SPEC_NAME_BYTES];
 
 	(void)spec_name_format(catalog, spec, name);
-	if (gpu_kernel_of_spec(gpu->name, pipeline, spec, NULL, &kernel) != 0)
+	spec_traits(&spec->signature, &traits);
+	if (gpu_kernel_of_spec(gpu->name, pipeline, spec, &traits, &kernel) != 0)
 		fail_msg("%s: no kernel", name);
 	if (kernel.lds_bytes > gpu->lds_bytes || kernel.block[0] % (uint32_t)gpu->wave)
 		fail_msg("%s: LDS %u, block %u", name, kernel.lds_bytes, kernel.block[0]);
@@ -75,8 +77,10 @@ static void a_name_is_a_piece_of_code(void **state)
 	while ((spec = spec_iter_next(iter))) {
 		const char *pipeline = spec_word(catalog, SPEC_FIELD_pipeline, spec->pipeline);
 		struct gpu_kernel kernel;
+		struct traits traits;
 
-		if (gpu_kernel_of_spec("sm_90a", pipeline, spec, NULL, &kernel) == 0)
+		spec_traits(&spec->signature, &traits);
+		if (gpu_kernel_of_spec("sm_90a", pipeline, spec, &traits, &kernel) == 0)
 			names[n++] = strdup(kernel.build.name);
 	}
 	assert_true(n > 50000);
@@ -112,13 +116,13 @@ static void old_names_lead_to_their_kernel(void **state)
 		{"bwd_convert_dq-bf16-batch-h64-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-"
 		 "p1111-no-"
 		 "no-bpc1-sm_90a",
-		 "bwd_convert_dq-bf16-h256-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-p1111-"
+		 "bwd_convert_dq-bf16-h512-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-p1111-"
 		 "no-no-"
 		 "bpc1-sm_90a"},
 		{"fwd_splitkv_combine-bf16-group-h64-cpu_rows-t32x64x64x64x64x64-r1x1x1-w1x16x1-"
 		 "p1111-no-no-"
 		 "lse-x86_64_v3",
-		 "fwd_splitkv_combine-bf16-h256-cpu_rows-t32x256x256x256x256x256-r1x1x1-w1x16x1-"
+		 "fwd_splitkv_combine-bf16-h576-cpu_rows-t32x576x576x576x576x576-r1x1x1-w1x16x1-"
 		 "p1111-"
 		 "no-no-x86_64_v3"},
 		{"fwd-fp32-group-h64-cpu_flash-t96x512x64x64x512x64-r1x1x1-w6x16x1-p1111-generic-"
@@ -198,15 +202,16 @@ static void candidates_are_those_of_the_list(void **state)
 
 	(void)state;
 	while ((spec = spec_iter_next(iter))) {
-		struct kernel_signature wanted = spec->signature;
+		struct spec_head_dims dims = {spec->signature.hdim_q, spec->signature.hdim_v};
+		struct traits wanted;
 		size_t n, at = 0;
 
 		if (k++ % 101)
 			continue;
-		/* No code is told apart by these. */
-		wanted.lse = 1;
-		wanted.mode = SPEC_MODE_GROUP;
-		n = spec_candidates(catalog, arch, &wanted, found);
+		spec_traits(&spec->signature, &wanted);
+		/* No name tells code apart by these. */
+		wanted.tails = wanted.any_scale = 1;
+		n = spec_candidates(catalog, arch, &wanted, dims, found);
 		n_found += n;
 		spec_iter_restart_signature(some, &spec->signature);
 		while ((listed = spec_iter_next(some))) {

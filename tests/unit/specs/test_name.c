@@ -193,6 +193,15 @@ static void damaged_names_are_refused(void **state)
 	}
 }
 
+static int count_columns(const char *row)
+{
+	int n = 1;
+
+	while ((row = strchr(row, ',')))
+		row++, n++;
+	return n;
+}
+
 static void broken_rows_are_refused(void **state)
 {
 	struct kernel_spec spec = find_spec("gfx942", "family == 'fwd'"), read;
@@ -207,11 +216,15 @@ static void broken_rows_are_refused(void **state)
 	for (size_t i = 0; i + 1 < length; i++) {
 		memcpy(damaged, row, i);
 		damaged[i] = '\0';
-		assert_true(spec_csv_parse(catalog, damaged, &read, &err) < 0 || i + 2 >= length);
+		/* Columns of this build's own traits may be missing, as a whole. */
+		assert_true(spec_csv_parse(catalog, damaged, &read, &err) < 0 || i + 2 >= length ||
+			    count_columns(damaged) >= SPEC_N_COLUMNS);
 	}
-	(void)snprintf(damaged, sizeof(damaged), "%s,1", row);
+	(void)snprintf(damaged, sizeof(damaged), "%s", row);
+	for (int i = count_columns(row); i <= SPEC_N_FIELDS; i++)
+		(void)snprintf(damaged + strlen(damaged), sizeof(damaged) - strlen(damaged), ",0");
 	assert_int_equal(spec_csv_parse(catalog, damaged, &read, &err), FMHA_EINVAL);
-	assert_non_null(strstr(err.msg, "59 columns"));
+	assert_non_null(strstr(err.msg, " columns"));
 	(void)snprintf(damaged, sizeof(damaged), "fwd,fp17%s", strchr(strchr(row, ',') + 1, ','));
 	assert_int_equal(spec_csv_parse(catalog, damaged, &read, &err), FMHA_EINVAL);
 	assert_string_equal(err.field, "data_type");
@@ -221,7 +234,7 @@ static void broken_rows_are_refused(void **state)
 static void the_header_names_the_columns(void **state)
 {
 	char line[SPEC_ROW_BYTES];
-	size_t length = spec_csv_header(line);
+	size_t length = spec_csv_header(0, line);
 	int n = 1;
 
 	(void)state;

@@ -90,7 +90,7 @@ static void the_callback_can_stop(void **state)
 }
 
 struct counted {
-	const struct spec_shape_filter *filter;
+	const struct spec_filter *filter;
 	int n, n_matched;
 };
 
@@ -116,7 +116,7 @@ static void filters_know_the_fields_of_shapes(void **state)
 		     {"op > 1", "words have no order"},
 		     {"op == 1", "op is a word"},
 		     {"batch == 'two'", "a word is compared with a field that has words"}};
-	struct spec_shape_filter *filter = NULL;
+	struct spec_filter *filter = NULL;
 	char explain[SPEC_EXPLAIN_BYTES];
 	struct fmha_error err = {0};
 	struct counted c = {0};
@@ -130,7 +130,7 @@ static void filters_know_the_fields_of_shapes(void **state)
 	c.filter = filter;
 	assert_int_equal(spec_shapes_read(NULL, "smoke", count_matches, &c, &err), 0);
 	assert_in_range(c.n_matched, 10, c.n - 100);
-	filter = spec_shape_filter_free(filter);
+	filter = spec_filter_free(filter);
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		assert_int_equal(spec_shape_filter_compile(wrong[i].text, &filter, explain, &err),
 				 FMHA_EINVAL);
@@ -168,7 +168,7 @@ static void broken_files_are_explained(void **state)
 		 "/groups/0/for/0: there is no set of axes 'heads'"},
 		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"nhead_q\": 5, \"nhead_k\": 2}}]}",
 		 "/groups/0: nhead_q 5 is not a multiple of nhead_k 2"},
-		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"hdim_q\": 264}}]}", "not 1 to 256"},
+		{"{\"groups\": [{\"name\": \"a\", \"set\": {\"hdim_q\": 584}}]}", "not 1 to 576"},
 		{"{\"groups\": [{\"name\": \"a\", \"limits\": {\"time\": 1}}]}",
 		 "/groups/0/limits/time: unknown key"},
 		{"{\"includes\": [\"nonesuch\"], \"groups\": []}", "no tier 'nonesuch'"},

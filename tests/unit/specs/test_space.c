@@ -539,9 +539,74 @@ static void profiles_keep_what_they_say(void **state)
 	assert_false(spec_profile_keeps(catalog, spec_profile_find(catalog, "fp32_min"), &fp32));
 }
 
+static int compare_hashes(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* How many kernels a sweep has when those that differ by their tile alone count once. */
+static size_t count_features(const char *config, int without_skip)
+{
+	struct spec_space_options options = {.arch = "gfx950", .rules = "ck", .config = config};
+	struct spec_space *space = make_space(&options);
+	struct spec_iter *iter = spec_iter_new(space, NULL);
+	uint64_t *hashes = NULL, last = 0;
+	const struct kernel_spec *found;
+	size_t n = 0, n_allocated = 0, n_distinct = 0;
+
+	assert_non_null(iter);
+	while ((found = spec_iter_next(iter))) {
+		struct kernel_spec spec = *found;
+		uint64_t hash;
+
+		memset(&spec.tile, 0, sizeof(spec.tile));
+		hash = spec_hash(&spec);
+		/* Tiles come one after the other. */
+		if (hash == last || (without_skip && spec.signature.skip_min_seqlen_q))
+			continue;
+		last = hash;
+		if (n == n_allocated) {
+			n_allocated = n ? 2 * n : 1024;
+			hashes = realloc(hashes, n_allocated * sizeof(*hashes));
+			assert_non_null(hashes);
+		}
+		hashes[n++] = hash;
+	}
+	qsort(hashes, n, sizeof(*hashes), compare_hashes);
+	for (size_t i = 0; i < n; i++)
+		n_distinct += i == 0 || hashes[i] != hashes[i - 1];
+	free(hashes);
+	spec_iter_free(iter);
+	spec_space_free(space);
+	return n_distinct;
+}
+
+/* docs/seeds.md: "about 12K" of receipt0_fwd, 16 of fwd_ci, 33,541 of all. */
+static void without_tiles_as_published(void **state)
+{
+	static const struct {
+		const char *config;
+		size_t n;
+	} sweeps[] = {{"receipt0_fwd", 11788}, {"splitkv", 3690},       {"pagedkv", 1440},
+		      {"appendkv", 220},       {"batch_prefill", 6096}, {"bwd", 10272}};
+	size_t sum = 0;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(sweeps) / sizeof(sweeps[0]); i++) {
+		assert_int_equal(count_features(sweeps[i].config, 0), sweeps[i].n);
+		sum += sweeps[i].n;
+	}
+	assert_int_equal(sum, 33506);
+	assert_int_equal(count_features("fwd_ci", 1), 16);
+	assert_int_equal(count_features("fwd_ci", 0), 32);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(without_tiles_as_published),
 		cmocka_unit_test(counts_of_shipped_sweeps),
 		cmocka_unit_test(counts_of_archs),
 		cmocka_unit_test(counts_by_receipt),

@@ -14,38 +14,7 @@
 #include <json/json.h>
 #include <times/times.h>
 
-static long n_before = -1; /* allocations before one fails; -1: none does */
-static bool failed;
-
-static bool fails(void)
-{
-	if (n_before < 0 || n_before-- > 0)
-		return false;
-	failed = true;
-	return true;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *block, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *block, size_t size);
-
-void *__wrap_malloc(size_t size)
-{
-	return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-	return fails() ? NULL : __real_calloc(n, size);
-}
-
-void *__wrap_realloc(void *block, size_t size)
-{
-	return fails() ? NULL : __real_realloc(block, size);
-}
+#include "../scarce.h"
 
 static int add(struct times *times, const char *kernel, const char *shape, double us,
 	       uint64_t when_s, enum times_source source, uint32_t *n_of_kernel)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The tuned database: what wins, what is dropped, what is refused, and its files. */
-#include <kernels/backends.h>
+#include <catalogue/backends.h>
 #include <specs/catalog.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -38,7 +38,11 @@
 	X(MEMORY, "size", "bytes of memory", MEMORY_BYTES_PER_UID, MEMORY_BYTES)                   \
 	X(FENCED, "", "sessions with runs that wait for fences", FENCED_SESSIONS_PER_UID,          \
 	  FENCED_SESSIONS)                                                                         \
-	X(COMPILES, "", "kernels to be compiled", COMPILES_PER_UID, COMPILES)
+	X(COMPILES, "", "kernels to be compiled", COMPILES_PER_UID, COMPILES)                      \
+	X(POOLS, "name", "pools", POOLS_PER_UID, POOLS)                                            \
+	X(POOL_BYTES, "n_pages", "bytes of pools", POOL_BYTES_PER_UID, POOL_BYTES)                 \
+	X(POOL_SPILL, "n_spill", "bytes of pools' files", POOL_SPILL_BYTES_PER_UID,                \
+	  POOL_SPILL_BYTES)
 
 enum account_resource {
 #define ACCOUNT_ENUM(ID, field, name, one, all) ACCOUNT_##ID,
@@ -55,7 +59,7 @@ struct account {
 	uint64_t used[N_ACCOUNT_RESOURCES];
 	uint32_t n_leaving; /* a worker's: runs whose memory is being given back */
 
-	/* The loop that serves this user's connections (connection.c). */
+	/* The loop that serves this user's connections (hub.c). */
 	struct list backlog;  /* connections that wait for a turn */
 	struct list in_users; /* users with a backlog */
 	uint64_t loop_ns;     /* recent time on the loop, halved every LOOP_PERIOD */

@@ -22,16 +22,19 @@
 #define CONFIG_MAX_PRIORITIES 64
 #define CONFIG_MODE_UNSET     UINT32_MAX /* until config_resolve() */
 
+#define PCI_BYTES 16
+
 struct config_device {
 	char backend[16];            /* cpu, fake, hip, cuda */
 	char name[PROTO_NAME_BYTES]; /* for people; default: the backend's */
 	char cpu_level[32];    /* cpu, fake: the best level to use; empty: the machine's best */
 	uint32_t index;        /* hip, cuda: the runtime's number of the device */
+	char pci[PCI_BYTES];   /* hip, cuda: its address, "0000:1b:00.0"; empty: as index says */
 	uint32_t threads;      /* cpu, fake: 0: every core that this process may use */
 	uint32_t allow_faults; /* fake: method inject is allowed */
 	uint32_t stall_ms;     /* no task of a launch ends for so long: the device hangs */
 	uint32_t queue_depth;  /* launches of one connection that the device has at a time */
-	/* What counts as all that it can do, 10^9 a second; 0: what the device says. */
+	/* These count as all that it can do, 10^9 a second; 0: what the device says. */
 	uint32_t roof_gbs, roof_gflops_f32, roof_gflops_f16, roof_gflops_fp8;
 };
 
@@ -66,7 +69,7 @@ struct config_supervision {
 	uint32_t heartbeat_ms;         /* between two questions to a worker that has clients */
 	uint32_t heartbeat_timeout_ms; /* a worker that does not answer for so long is killed */
 	uint32_t start_timeout_ms;     /* from start to ready */
-	uint32_t restart_ms;           /* pause after a failed start; doubles up to 10 s */
+	uint32_t restart_ms;           /* pause after a failed start; doubles, see supervise.c */
 	uint32_t quarantine_deaths;    /* of workers, by one kernel, ... */
 	uint32_t quarantine_s;         /* ... within so many seconds, and it is no longer used */
 	uint32_t drain_ms;             /* after SIGTERM, for what is in flight */
@@ -85,6 +88,7 @@ struct config {
 	uint32_t socket_mode;                   /* by default 0660 with a socket_group, else 0600 */
 	char socket_group[32];                  /* empty: the process's own */
 	char metrics_socket[CONFIG_PATH_BYTES]; /* empty: metrics are not served */
+	char pool_spill[CONFIG_FILE_BYTES];     /* empty: pools have no files */
 	uint32_t log_level;                     /* enum log_level */
 	uint32_t loop_times;                    /* doing.measures */
 	uint32_t n_admins;

@@ -57,8 +57,11 @@ struct connection_ops {
 
 #define CONNECTION_ERRORS 32 /* more than there are codes */
 
+struct connection_calls;
+
 struct connection_hub {
 	uv_loop_t *loop;
+	const struct connection_calls *calls; /* what the loop calls */
 	struct limits *limits;
 	uint8_t *receive; /* LIMIT_FRAME_BYTES */
 	size_t receive_bytes;
@@ -130,7 +133,7 @@ struct connection {
 	uint64_t output_since_ns; /* when the queue last exceeded the soft limit, 0: it does not */
 	uint64_t deadline_ns;     /* hello; 0: none */
 	uint64_t heard_ns;        /* when the peer last sent anything; the owner's to move on */
-	struct list awaited;      /* struct awaited (request.c): requests of our own, in order */
+	struct list awaited;      /* struct awaited (connection.c): requests of our own, in order */
 	uint32_t last_request;    /* the id of the last one */
 	struct list in_backlog, in_watched;
 	struct log_limit log;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * discover.h: which GPUs this machine seems to have, judged by what the kernel's drivers show and
+ * discover.h: which GPUs this machine seems to have, by what the kernel's drivers show and
  * without opening any of them: the front must not.
  */
 #ifndef FMHAD_BASE_DISCOVER_H

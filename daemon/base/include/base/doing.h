@@ -24,7 +24,7 @@ enum doing_what {
 	N_DOING
 };
 
-/* What the loop has spent on it: every piece, a request, a slice of it or its completion, by itself. */
+/* The time that the loop has spent on it: every piece, a request, a slice of it or its completion, by itself. */
 struct doing_cost {
 	uint64_t n, cpu_ns, longest_ns;
 };
@@ -37,7 +37,7 @@ struct doing {
 	struct doing_cost costs[N_DOING];
 };
 
-/* What was there before, for doing_end(). */
+/* Kept for doing_end(): what was there before. */
 struct doing_before {
 	uint64_t word, cpu_ns;
 };
@@ -47,7 +47,7 @@ static inline uint64_t doing_word(uint32_t what, uint32_t uid)
 	return (uint64_t)(what + 1) << 32 | uid;
 }
 
-/* Of the calling thread. */
+/* The CPU time of the calling thread. */
 uint64_t doing_cpu_ns(void);
 void doing_count(struct doing *doing, const struct doing_before *before);
 

@@ -89,6 +89,18 @@
 	X(COMPILES, compiles, RELOAD, 4096, 1, 1 << 20, "queued builds of kernels")                \
 	X(COMPILES_PER_UID, compiles_per_uid, RELOAD, 1024, 1, 1 << 20,                            \
 	  "one user's queued builds")                                                              \
+	X(POOLS, pools, RELOAD, 256, 0, 1 << 16, "pools of pages that outlive their users")        \
+	X(POOLS_PER_UID, pools_per_uid, RELOAD, 16, 0, 1 << 16, "one user's pools")                \
+	X(POOL_BYTES, pool_bytes, RELOAD, 0, 0, 1ll << 50,                                         \
+	  "bytes of all pools' pages; 0: half of the machine's memory")                            \
+	X(POOL_BYTES_PER_UID, pool_bytes_per_uid, RELOAD, 0, 0, 1ll << 50,                         \
+	  "one user's share of that; 0: a quarter of the machine's memory")                        \
+	X(POOL_SPILL_BYTES, pool_spill_bytes, RELOAD, 64ll << 30, 0, 1ll << 50,                    \
+	  "bytes of all pools' files (pool_spill)")                                                \
+	X(POOL_SPILL_BYTES_PER_UID, pool_spill_bytes_per_uid, RELOAD, 16ll << 30, 0, 1ll << 50,    \
+	  "one user's such bytes")                                                                 \
+	X(POOL_IDLE_S, pool_idle_s, RELOAD, 3600, 0, 1 << 30,                                      \
+	  "s until a pool that nobody has open is dropped; 0: never")                              \
 	X(CACHE_BYTES, cache_bytes, RESTART, 4ll << 30, 0, 1ll << 50,                              \
 	  "bytes of compiled code on disk; what was not used for longest goes first")              \
 	X(CACHE_BYTES_PER_UID, cache_bytes_per_uid, RESTART, 1ll << 30, 0, 1ll << 50,              \
@@ -101,8 +113,8 @@
 	X(FENCED_SESSIONS_PER_UID, fenced_sessions_per_uid, RELOAD, 8, 1, 1024,                    \
 	  "one user's such sessions")                                                              \
 	X(LOOP_ENTRIES, loop_entries, RELOAD, 4096, 0, 1 << 24,                                    \
-	  "elements of index tensors that are judged on the loop itself; a run with more is "      \
-	  "judged on another thread")
+	  "elements of index tensors that are checked on the loop itself; a run with more is "     \
+	  "checked on another thread")
 
 enum limit_when { RELOAD, RESTART };
 

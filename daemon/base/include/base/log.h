@@ -22,13 +22,13 @@ enum log_level {
 #define LOG_LIMIT_LINES   10
 #define LOG_LIMIT_SECONDS 30
 
-/* What keeps one misbehaving peer from filling the log. All zero is a fresh one. */
+/* Keeps one misbehaving peer from filling the log. All zero is a fresh one. */
 struct log_limit {
 	uint64_t window_ns; /* start of the current window */
 	uint32_t n_lines, n_suppressed;
 };
 
-/* What a line is about, as fields of the journal. */
+/* The subject of a line, as fields of the journal. */
 enum log_field { LOG_DEVICE = 1, LOG_UID = 2, LOG_PID = 4, LOG_REQUEST = 8 };
 struct log_about {
 	unsigned int fields; /* which of the next four are given */
@@ -45,7 +45,7 @@ void log_init(const char *name, enum log_level level);
 
 void log_set_level(enum log_level level);
 
-/* What every line of this process is about. */
+/* Every line of this process is about @about, too. */
 void log_set_process(const struct log_about *about);
 
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -18,7 +18,4 @@
 
 ssize_t socket_send(int socket, const uint8_t *data, size_t n, int fd);
 
-/* A measure of what was sent and not read yet; 0: nothing, or the peer is gone. */
-uint32_t socket_unread(int socket);
-
 #endif

@@ -20,7 +20,7 @@
 
 #include <proto/spin.h>
 
-/* What a loop looks for, again and again, a few times a turn. */
+/* A thing that a loop looks for, again and again, a few times a turn. */
 struct spin {
 	uv_idle_t turn; /* the owner's to init and stop; while it runs the loop does not block */
 	/* Return: whether there was something. */
@@ -59,7 +59,7 @@ bool spinner_is_crowded(struct spinner *spinner);
 /* Input has arrived, at @now. */
 void spinner_arrival(struct spinner *spinner, uint64_t now);
 
-/* What had arrived is done with, or an answer that took longer has left. */
+/* The work that had arrived is done, or an answer that took longer has left. */
 void spinner_rest(struct spinner *spinner);
 
 #endif

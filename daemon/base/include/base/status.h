@@ -3,7 +3,6 @@
 #ifndef FMHAD_BASE_STATUS_H
 #define FMHAD_BASE_STATUS_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include <cjson/cJSON.h>

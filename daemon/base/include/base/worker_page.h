@@ -15,7 +15,7 @@
 #include <base/config.h>
 #include <base/doing.h>
 
-/* What the worker inherits besides the standard streams. */
+/* The worker inherits these besides the standard streams. */
 #define WORKER_CONTROL_FD 3
 #define WORKER_PAGE_FD    4
 
@@ -35,7 +35,7 @@ struct worker_quarantined {
 	uint64_t until_ns; /* CLOCK_MONOTONIC */
 };
 
-/* Of one device. */
+/* The quarantine of one device. */
 struct worker_quarantine {
 	uint32_t n;
 	struct worker_quarantined list[WORKER_MAX_QUARANTINED];
@@ -57,7 +57,7 @@ struct worker_page {
 	uint64_t culprit_code; /* as worker_quarantined's */
 	uint32_t culprit_uid;  /* WORKER_NO_USER: unknown; the front's to initialise */
 	uint64_t culprit_problem;
-	/* What the loop thread does and for whom (doing.h). A crash that is no kernel's copies that of
+	/* The loop thread writes what it does and for whom (doing.h). A crash that is no kernel's copies that of
 	 * its own thread, if there is any, and says so. */
 	struct doing doing;
 	uint64_t crashed_doing;

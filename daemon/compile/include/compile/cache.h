@@ -30,16 +30,33 @@
 
 #include <fmha/base.h>
 
-#define CACHE_KEY_BYTES       32
-#define CACHE_HEX_BYTES       (2 * CACHE_KEY_BYTES + 1)
-#define CACHE_MAX_LAYERS      8
-#define CACHE_MAX_ENTRY_BYTES (64u << 20)
-#define CACHE_MISS            1 /* positive: an expected answer */
-#define CACHE_BUSY            2 /* the same: somebody else holds the lock */
+/* ---- cache key ---- */
+
+/* What a code object is found by: the hash of everything that made it. */
+
+#define CACHE_KEY_BYTES 32
+#define CACHE_HEX_BYTES (2 * CACHE_KEY_BYTES + 1)
 
 struct cache_key {
 	uint8_t bytes[CACHE_KEY_BYTES];
 };
+
+/* Hash of parts, each with its length, so that no two lists collide. */
+struct cache_key_part {
+	const void *data;
+	size_t size;
+};
+struct cache_key cache_key_of(const struct cache_key_part *parts, size_t n_parts);
+void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES]);
+
+/* ---- cache entry ---- */
+
+/* A code object, and what its compiler said of it. */
+
+#define CACHE_MAX_ENTRY_BYTES (64u << 20)
+/* Positive: expected answers of those who look for one. */
+#define CACHE_MISS 1
+#define CACHE_BUSY 2 /* somebody else holds the lock */
 
 /* What the compiler said of a kernel. Zero where a compiler does not tell. */
 struct compile_info {
@@ -63,6 +80,12 @@ struct cache_entry {
 	size_t code_bytes;
 	uint32_t uid; /* who asked for it first: its room on disk is charged to them */
 };
+
+struct cache_entry *cache_entry_free(struct cache_entry *entry);
+
+/* ---- cache ---- */
+
+#define CACHE_MAX_LAYERS 8
 
 struct cache_config {
 	const char *writable;      /* directory for new entries, made with mode 0700 when missing;
@@ -99,7 +122,6 @@ void cache_get_status(struct cache *cache, struct cache_status *ret_status);
 
 /* Return: 0 and an entry (given), or CACHE_MISS: absent, damaged, or of another key. */
 int cache_load(struct cache *cache, const struct cache_key *key, struct cache_entry **ret_entry);
-struct cache_entry *cache_entry_free(struct cache_entry *entry);
 
 /*
  * Stores an entry, in memory when the directory does not take it.
@@ -122,13 +144,5 @@ void cache_unlock(struct cache *cache, const struct cache_key *key, int lock);
  * Return: number of entries, or a negative FMHA_E*.
  */
 int64_t cache_pack(struct cache *cache, const char *path, struct fmha_error *err);
-
-/* Hash of parts, each with its length, so that no two lists collide. */
-struct cache_key_part {
-	const void *data;
-	size_t size;
-};
-struct cache_key cache_key_of(const struct cache_key_part *parts, size_t n_parts);
-void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES]);
 
 #endif

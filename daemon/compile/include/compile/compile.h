@@ -14,10 +14,10 @@
 
 #include <pthread.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include <compile/cache.h>
+#include <compile/config.h>
 #include <fmha/base.h>
 #include <proto/build.h>
 
@@ -34,26 +34,13 @@ struct compile_versions {
 	} known[4];
 };
 
-struct compile_config {
-	const char *helper;       /* path of fmhad-compile */
-	const char *source_dir;   /* folder of the device sources; abi.h in ../include/kernels */
-	const char *clang;        /* command, NULL: the first of a list found in PATH */
-	const char *linker;       /* of what clang compiled: an ld.lld, NULL: clang's own */
-	const char *library_path; /* LD_LIBRARY_PATH of the helper, NULL: none */
-	uint32_t deadline_ms;     /* per build; 0: 60,000 */
-	int stop_fd;              /* readable: end the helper, FMHA_ECANCELED; <= 0: none */
-	int nice;                 /* of the helper, above the caller's */
-	uint64_t memory_bytes;    /* address space of the helper; 0: 8 GiB */
-	struct compile_versions *versions; /* NULL: a helper is asked every time */
-};
-
 struct compile_request {
 	struct kernel_build build;
 	const char *compiler; /* NULL: compile_default(arch); kept until the build is done */
 	uint32_t uid;         /* who asks: the entry's room in the cache is charged to them */
 };
 
-/* What a request comes to on this machine. */
+/* A request as this machine would build it. */
 struct compile_target {
 	struct cache_key key;
 	char version[96]; /* of the compiler */

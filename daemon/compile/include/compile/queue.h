@@ -5,7 +5,7 @@
  * A few threads look requests up in the cache and run compile helpers; the asker's callback runs on
  * one of those threads. Requests for the same code object join.
  *
- * Whose turn it is: first by class, then by user, the one for whom least time was spent (turns.h),
+ * Whose turn it is: first by class, then by user, the one for whom least time was spent,
  * then in the order of asking. A job that several wait for runs when the first of them has a turn,
  * and at the cost of that user. Among several users one job slot is left for those who have none
  * running, so that nobody waits for as long as somebody else's compiler likes. Looking something up

@@ -24,6 +24,7 @@
 #include <base/config.h>
 
 #define DEVICE_PREPARING 1 /* device_prepare(): the callback will come */
+#define DEVICE_NO_WORDS  2 /* device_prepare_words() */
 #define DEVICE_UPLOADS   (FMHA_N_TENSORS + 2)
 #define DEVICE_DOWNLOADS FMHA_N_TENSORS
 
@@ -36,7 +37,7 @@ struct device_stream;
  * is opened. */
 enum device_mps { DEVICE_MPS_NOT_APPLICABLE, DEVICE_MPS_ABSENT, DEVICE_MPS_IN_USE };
 
-/* What the device could do if nothing held it up; 0: not known. */
+/* The most that the device could do if nothing held it up; 0: not known. */
 struct device_peak {
 	double f32, f16, fp8; /* operations a second by the data's type; f16: bf16, too */
 	double bytes;         /* of its memory, a second */
@@ -46,10 +47,11 @@ struct device_info {
 	char name[PROTO_NAME_BYTES];
 	char arch[PROTO_NAME_BYTES];
 	char backend[PROTO_NAME_BYTES];
-	/* What measured times hold for: the model with its compute units, its driver, and of built-in
+	/* Measured times hold for these: the model with its compute units, its driver, and of built-in
 	 * kernels the compiler and a digest of their sources. */
 	char model[PROTO_NAME_BYTES], driver[PROTO_NAME_BYTES];
 	char compiler[96], sources[80];
+	char pci[16]; /* "0000:1b:00.0"; empty: it is not on that bus, or does not say */
 	uint32_t compute_units;
 	uint64_t memory_bytes;
 	uint64_t lds_bytes; /* per workgroup; 0 on a CPU */
@@ -58,6 +60,9 @@ struct device_info {
 	char mps_directory[256]; /* where its control daemon was looked for */
 	char no_fences
 		[96]; /* why runs cannot be ordered by counters; empty: they can, or never could */
+	/* GPUs say how memory gets to other processes and from them, and why not. */
+	bool descriptors, handles;
+	char no_descriptors[96], no_handles[96];
 };
 
 /* An extent of memory that clients may share. */
@@ -123,7 +128,7 @@ struct device_copy {
 	uint64_t bytes;
 };
 
-/* What a client gave to name its memory. */
+/* The names that a client gave its memory. */
 struct device_memory_source {
 	uint32_t kind; /* enum proto_memory_kind */
 	int fd;        /* borrowed; -1: none */
@@ -180,7 +185,7 @@ struct device_launch {
 	struct device_launch *next_done; /* the device's */
 };
 
-/* What can be said of a device's configuration without opening it. Return: 0, FMHA_EINVAL,
+/* Checks a device's configuration without opening it. Return: 0, FMHA_EINVAL,
  * FMHA_ENOTSUP. */
 int device_check(const struct config_device *config, struct fmha_error *err);
 
@@ -190,6 +195,9 @@ int device_check(const struct config_device *config, struct fmha_error *err);
  */
 int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
 		struct device **ret_device, struct fmha_error *err);
+/* Runs the process that a backend has started as "fmhad --trial BACKEND DEVICE ROLE", to try what may end a process.
+ * Return: its exit status. */
+int device_trial(const char *backend, const char *device, const char *role);
 /* Waits for what runs. Takes NULL. */
 struct device *device_close(struct device *device);
 
@@ -221,6 +229,16 @@ int device_prepare(struct device *device, const struct plan_stage *stage,
  */
 int device_prepare_tables(struct device *device, struct device_waiter *waiter,
 			  const struct device_kernel **ret_kernel, struct fmha_error *err);
+/*
+ * The same for a kernel that waits for counters and writes them, on a device whose runtime has failed to (no_fences). Once it is
+ * ready, device_try_words() says whether it does, and has it used from then on.
+ * Return: as device_prepare(), or DEVICE_NO_WORDS: none is needed, or known.
+ */
+int device_prepare_words(struct device *device, struct device_waiter *waiter,
+			 const struct device_kernel **ret_kernel, struct fmha_error *err);
+/* Takes a moment, up to seconds where it does not. Return: 0, or why it does not. */
+int device_try_words(struct device *device, const struct device_kernel *kernel,
+		     struct fmha_error *err);
 /* Its grid, block and entry. */
 void device_place_tables(const struct device *device, struct launch_record *record);
 /* The name under which its code was built; where device_prepare_tables() works. */
@@ -239,7 +257,7 @@ int device_hold(struct device *device, const struct device_kernel *kernel, uint3
 bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid);
 /* Bytes of the code of a kernel that is ready. */
 uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel);
-/* What plan_stage.spills of it will be from now on. */
+/* The number that plan_stage.spills of it will be from now on. */
 uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel);
 /* Kernels that are loaded and that nobody has. */
 uint32_t device_count_idle(const struct device *device);

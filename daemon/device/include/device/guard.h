@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * guard.h: the last line against shared memory that vanishes under a kernel. Imports are checked so
- * that it should never be needed (memfd.h); if a mapped page cannot be read after all (SIGBUS), the
+ * that it should never be needed (host_memory.h); if a mapped page cannot be read after all (SIGBUS), the
  * thread gets a page of zeros in its place, the launch ends with an error, and the hit is counted.
  */
 #ifndef FMHAD_DEVICE_GUARD_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * plan.h: problem -> signature -> candidates -> plan.
+ * plan.h: problem -> traits -> candidates -> plan.
  *
  * A plan is plain data: the validated problem, up to four stages, each naming one kernel with its
  * share of one workspace. It holds no pointer into a device or a buffer, so it can be printed,
@@ -19,6 +19,7 @@
 
 #include <fmha/base.h>
 #include <kernels/launch.h>
+#include <kernels/traits.h>
 #include <proto/problem.h>
 #include <specs/spec.h>
 
@@ -27,7 +28,7 @@
 #define PLAN_KERNEL_BYTES 256
 #define PLAN_ALIGNMENT    256 /* of the workspace and of every stage's share */
 
-/* What was known of a kernel's time when it was chosen, in the order of trust: see estimate.c. */
+/* The sources of a kernel's time when it was chosen, in the order of trust: see estimate.c. */
 #define PLAN_BASES(X)                                                                              \
 	X(FORMULA, "formula")                                                                      \
 	X(MODEL, "model")                                                                          \
@@ -48,6 +49,7 @@ struct plan_stage {
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
 	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
 	uint32_t has_spec;
+	struct traits traits; /* what the problem asks of its code */
 	uint64_t code;  /* which code the device runs for it, 0: not said; names of the registry
 			 * that differ in nothing that is compiled have one */
 	uint32_t dtype; /* enum abi_dtype: of q; combine: of o */
@@ -106,10 +108,12 @@ struct plan {
 	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run, as far as the
 					* run needs it; the stage's record says the most */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
+	bool shares;                   /* blocks cut by themselves, into parts of any size */
 	uint32_t dq_buffered;          /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
 	int32_t dq_splits;             /* the largest nsplits_i */
 	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
 	uint32_t dq_tile_n0;
+	int32_t dq_split_keys; /* keys that blocks or tasks of one split take; 0: not split so */
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
 	uint32_t append;                      /* stage 0 writes k_new, v_new into the cache */
 	uint8_t misaligned[FMHA_N_TENSORS];   /* bytes past a multiple of LAUNCH_ALIGNMENT */
@@ -122,10 +126,9 @@ struct plan {
 
 struct registry;
 struct predict_model;
-struct select_stage;
-struct candidate;
+struct select_foreign;
 
-/* What dispatch may ask of a device, without knowing which one it is. */
+/* The questions that dispatch may ask a device, without knowing which one it is. */
 struct plan_device {
 	const char *arch;
 	struct registry
@@ -144,17 +147,17 @@ struct plan_device {
 	 */
 	int (*find)(void *owner, enum abi_family family, uint32_t dtype, const union abi_args *args,
 		    struct plan_stage *stage, const char **ret_why);
-	/* Of kernels that are not this build's: whether one can run the stage; the reason is written on false.
-	 * NULL: there are none. */
-	bool (*judge)(const struct select_stage *stage, struct candidate *candidate);
+	const struct select_foreign *foreign; /* kernels that are not this build's; NULL: none */
 	/* Where a tensor of the problem lies, as far as its alignment goes; NULL: buffers are aligned. */
 	uint64_t (*locate)(void *tensors, const struct fmha_tensor *tensor);
 	void *owner, *tensors;
-	/* Of times that nobody measured; NULL: the cost formula alone. */
+	/* Predicts times that nobody measured; NULL: the cost formula alone. */
 	const struct predict_model *model;
-	/* What was judged of the problem before (plan_looking_new()); NULL: nothing. */
+	/* Holds what was judged of the problem before (plan_looking_new()); NULL: nothing. */
 	const struct plan_looking *looking;
-	bool explain_features; /* explanations show what the model sees */
+	bool explain_features; /* explanations show what the model sees, */
+	int32_t *const
+		*explain_integers; /* and how large the workspace is of a run with these; or NULL */
 };
 
 /* One bound tensor: where the first byte of the view lies and how much of the buffer follows. */
@@ -284,6 +287,9 @@ uint64_t plan_indices_bytes(const struct plan *plan);
  * broadcast extents, except for lists of one word a sequence.
  */
 uint64_t plan_index_entries(const struct plan *plan);
+
+/* Counts slots, positions and factors of new rows among these, which have no copy, so that every run's are judged. */
+uint64_t plan_row_entries(const struct plan *plan);
 
 /* A plan as its launches, for a client that has its own context on the device. */
 struct plan_local {

@@ -16,9 +16,6 @@ int files_read_all(int fd, void *data, size_t size);
 /* The same from @offset. */
 int files_read_at(int fd, void *data, size_t size, off_t offset);
 
-/* @fd: a pipe, too. Return: 0, or -1 with errno. */
-int files_write_all(int fd, const void *data, size_t size);
-
 /* Gives a file that was written and synced its name, for good: the folder is synced, too. Return: 0, or -1 with errno. */
 int files_rename(const char *temporary, const char *path);
 

@@ -4,7 +4,7 @@
  *
  * Which kernels the device can have is not stored: it follows from the backends' rows, for every arch
  * that the device runs (a CPU runs its level and all below). What is stored is what differs from the
- * default: kernels that were compiled, loaded, quarantined, measured, run or given a priority.
+ * default: kernels that were quarantined, measured, run or given a priority.
  *
  * A kernel is one piece of code, and its name says what is compiled in. Names that are older than that
  * say of a problem what is no matter to the code; they are taken for the kernel that runs it.
@@ -40,15 +40,9 @@
 
 struct registry;
 
-enum registry_flags {
-	REGISTRY_COMPILED = 1,    /* its code object is in the cache */
-	REGISTRY_LOADED = 2,      /* the device has it in memory */
-	REGISTRY_QUARANTINED = 4, /* it killed workers: never offered */
-};
-
-/* What is known of a kernel; all zero for most. */
+/* The state of a kernel; all zero for most. */
 struct registry_info {
-	uint32_t flags;
+	bool quarantined; /* it killed workers: never offered */
 	int32_t priority; /* the higher the sooner, among candidates nobody measured */
 	uint32_t n_tuned;
 	uint64_t n_runs, run_ns; /* in this process */
@@ -61,23 +55,16 @@ struct registry_info {
  * none. @arch: a number of the registry's.
  */
 struct registry_source {
-	/* As spec_own_head_dims(). */
-	size_t (*head_dims)(const struct registry_source *source, size_t arch,
-			    enum spec_family family, enum spec_dtype dtype,
-			    struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);
-	/* Drops what is no matter to kernels of the family. */
-	void (*reduce)(const struct registry_source *source, size_t arch,
-		       struct kernel_signature *signature);
-	/* Those of @signature, reduced; NULL: all. Return: as spec_own_each(), FMHA_ENOMEM. */
-	int (*each)(const struct registry_source *source, size_t arch,
-		    const struct kernel_signature *signature, spec_visit visit, void *owner);
+	/* Return: as spec_own_each(), FMHA_ENOMEM. */
+	int (*each)(const struct registry_source *source, size_t arch, spec_visit visit,
+		    void *owner);
 	bool (*has)(const struct registry_source *source, size_t arch,
 		    const struct kernel_spec *spec);
 };
 
 struct registry_device {
 	char name[REGISTRY_NAME_BYTES]; /* the model: exports merge between equal ones */
-	/* What decides besides the model how fast a kernel is: driver, compiler and sources in one
+	/* These decide besides the model how fast a kernel is: driver, compiler and sources in one
 	 * word. Empty: not known; then no results are merged. */
 	char environment[REGISTRY_ENVIRONMENT_BYTES];
 	const struct registry_source *source;  /* kept; NULL: what this build can run */
@@ -113,22 +100,16 @@ int registry_find(struct registry *registry, const char *name, struct kernel_spe
 void registry_get_info(struct registry *registry, const struct kernel_spec *spec,
 		       struct registry_info *ret_info);
 
-/* The pairs of head dims that kernels of the family and type are made for. Return: how many. */
-size_t registry_head_dims(const struct registry *registry, size_t arch, enum spec_family family,
-			  enum spec_dtype dtype,
-			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);
-/* Drops what is no matter to the kernels of an arch. */
-void registry_reduce(const struct registry *registry, size_t arch,
-		     struct kernel_signature *signature);
+/* Its number in the catalog. */
+int registry_arch(const struct registry *registry, size_t arch);
 /*
- * The kernels that have the head dims and all traits of @wanted, in all states. @each: returns other than 0
- * to end. Return: what it did, 0, FMHA_ENOMEM.
+ * This build's kernels that have @dims and all of @traits, in all states. @each: returns other than 0 to end.
+ * Return: what it did, 0, FMHA_ENOMEM.
  */
 typedef int (*registry_candidate)(void *owner, const struct kernel_spec *spec,
 				  const struct registry_info *info);
-int registry_candidates(struct registry *registry, size_t arch,
-			const struct kernel_signature *wanted, registry_candidate each,
-			void *owner);
+int registry_candidates(struct registry *registry, size_t arch, const struct traits *traits,
+			struct spec_head_dims dims, registry_candidate each, void *owner);
 
 /*
  * By filter (specs/filter.h; "" is everything): calls @visit until it returns non-zero and returns
@@ -145,10 +126,9 @@ int registry_each_known(struct registry *registry, registry_visit visit, void *o
 			struct fmha_error *err);
 
 /* State. A name that is no kernel of this device: FMHA_ENOENT. */
-int registry_set_flags(struct registry *registry, const char *name, uint32_t set, uint32_t clear,
-		       struct fmha_error *err);
-/* Of all kernels. */
-void registry_clear_flags(struct registry *registry, uint32_t flags);
+int registry_quarantine(struct registry *registry, const char *name, struct fmha_error *err);
+/* None is any more. */
+void registry_clear_quarantine(struct registry *registry);
 int registry_set_priority(struct registry *registry, const char *name, int32_t priority,
 			  struct fmha_error *err);
 /*
@@ -175,9 +155,11 @@ struct registry_measured {
 	int32_t n_splits;
 	double us;
 };
-/* What was measured at @shape, the fastest first. Return: how many, at most @most. */
+/* Copies what was measured at @shape, the fastest first. Return: how many, at most @most. */
 size_t registry_measured_at(struct registry *registry, const char *shape,
 			    struct registry_measured *ret_measured, size_t most);
+/* At any shape. */
+bool registry_has_measured(struct registry *registry);
 /* Grows with every change of results, sets, priorities or quarantine. */
 uint64_t registry_generation(struct registry *registry);
 /* As a document that the front keeps says: replaces sets, priorities and results by its own; kernels
@@ -201,7 +183,7 @@ int registry_unload_set(struct registry *registry, const char *name, uint64_t *r
 /*
  * JSON: device, sets, statistics by family, data type, pipeline and state, and the kernels that
  * @filter lets through, each with its state; without a filter those that something is known about:
- * compiled, loaded, quarantined, run, tuned or given a priority. @all: also "runs", "run_ns" and
+ * quarantined, run, tuned or given a priority. @all: also "runs", "run_ns" and
  * "tuned", which tell what users have run. Walks the whole registry: not for an event loop.
  * Return: 0; FMHA_EINVAL: the filter; FMHA_EQUOTA: more than @most_bytes; FMHA_ENOMEM.
  */
@@ -218,7 +200,7 @@ int registry_state_text(struct registry *registry, char **ret_text, struct fmha_
 /*
  * Merges an export of another machine with the same device and environment: tuned results that this
  * registry does not have or has older ones of, and priorities that it does not have. What only the
- * other machine's files and processes know (compiled, loaded, quarantined, run) is left out. Kernels
+ * other machine's files and processes know (quarantined, run) is left out. Kernels
  * that this build does not know are skipped.
  * @ret_n_merged: kernels that gained something
  * Return: 0; FMHA_EINVAL naming the field: not an export, of another device, or with

@@ -10,7 +10,6 @@
 #define FMHAD_TIMES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include <cjson/cJSON.h>
@@ -65,7 +64,7 @@ double times_us(const struct times *times, const char *kernel, const char *shape
 typedef int (*times_visit)(void *owner, const struct times_row *row);
 int times_each(const struct times *times, const char *shape, times_visit visit, void *owner);
 
-/* Of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many there were. */
+/* Forgets times of kernels that match @pattern (fnmatch), at @shape or (empty) everywhere. Return: how many there were. */
 uint64_t times_forget(struct times *times, const char *pattern, const char *shape);
 
 /* ---- as JSON: {"kernel": "...", "shape": "...", "splits": 0, "us": 1.5, "when": 1700000000} ---- */

@@ -36,7 +36,7 @@ struct tune_quarantined {
 
 struct tune_database;
 
-/* Of the device, what its times hold for: model and arch, driver, compiler, sources. */
+/* Compares what times of a device hold for: model and arch, driver, compiler, sources. */
 bool tune_is_same(const struct proto_worker_ready_params *a,
 		  const struct proto_worker_ready_params *b);
 
@@ -53,7 +53,7 @@ void tune_results_file(const struct proto_worker_ready_params *identity,
 void tune_settings_file(const struct proto_worker_ready_params *identity,
 			char name[TUNE_NAME_BYTES]);
 
-/* What was measured. What is the system's (TIMES_SYSTEM) is never written again. */
+/* The times that were measured. What is the system's (TIMES_SYSTEM) is never written again. */
 struct times *tune_database_times(struct tune_database *database);
 
 /* 0 takes a priority back. Return: 0, FMHA_EQUOTA, FMHA_ENOMEM. */
@@ -95,7 +95,7 @@ const char *tune_database_conflict(const struct tune_database *database);
 /* Adds "results" of @text, this machine's own from now on. @ret_n: how many were news */
 int tune_database_merge(struct tune_database *database, const char *text, size_t size,
 			uint64_t *ret_n, struct fmha_error *err);
-/* What a worker restores (registry_restore()): both together, without quarantine. To be called between
+/* A worker restores this (registry_restore()): both together, without quarantine. To be called between
  * json_begin() and json_end(). */
 cJSON *tune_database_worker_json(const struct tune_database *database);
 

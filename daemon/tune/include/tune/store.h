@@ -26,7 +26,7 @@ struct tune_store {
 void tune_store_init(struct tune_store *store, const char *state, const char *system);
 void tune_store_deinit(struct tune_store *store);
 
-/* What became of the files. Sentences are empty when there is nothing to say. */
+/* The fate of the files. Sentences are empty when there is nothing to say. */
 struct tune_store_report {
 	bool results_readable, settings_readable; /* false: not to be written over */
 	char results[256], settings[256], system[256];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * launch.h: the launch record: one kernel launch as plain data, without a pointer, so that it can
- * be printed, kept and handed to another process (wire.h). Dispatch makes one for each stage of a
+ * be printed, kept and handed to another process (launch_wire.h). Dispatch makes one for each stage of a
  * plan; whoever launches binds it to the memory of one run. Nothing here depends on a device's API.
  *
  * A record's arguments are complete but for addresses: each is an offset into a base, and the bases
@@ -54,7 +54,7 @@ struct launch_map {
 #define LAUNCH_ALIGNED   8
 #define LAUNCH_ALIGNMENT 16 /* of what a copy engine, or a wide store, is to reach */
 
-/* Of the workspace, bytes. */
+/* A range of the workspace, in bytes. */
 struct launch_range {
 	uint64_t offset, bytes;
 };
@@ -73,7 +73,7 @@ struct launch_keys {
 	int64_t k_stride[2], v_stride[2]; /* of a batch entry and of a head, elements */
 };
 
-/* What stands in for the dropout state of a plan's problem. */
+/* The numbers that stand in for the dropout state of a plan's problem. */
 struct launch_dropout {
 	uint64_t seed, offset;
 	/* Addresses where the kernel runs of words that it adds to the two, as it finds them when it
@@ -104,7 +104,7 @@ struct launch_record {
 	/* Pointers in the arguments that are promised to be multiples of LAUNCH_ALIGNMENT. */
 	uint32_t n_aligned;
 	uint16_t aligned[LAUNCH_ALIGNED];
-	/* What has to be zero before the launch, and the launches before it leave alone. */
+	/* These have to be zero before the launch, and the launches before it leave them alone. */
 	uint32_t n_zeroes;
 	struct launch_range zeroes[LAUNCH_RANGES];
 	uint32_t args_bytes; /* of args, those of the kernel's own struct */
@@ -115,7 +115,7 @@ struct launch_record {
 void launch_bind(const struct launch_record *record, const struct launch_bases *bases,
 		 union abi_args *ret_args);
 
-/* What a kernel gets for a struct launch_map and an address: CUtensorMap. */
+/* A kernel gets this for a struct launch_map and an address: CUtensorMap. */
 struct launch_tensor_map {
 	_Alignas(64) uint64_t words[16];
 };
@@ -136,7 +136,7 @@ typedef int (*launch_launcher)(const struct launch_config *config, void *functio
 int launch_overlapping(launch_launcher launch, void *function, const struct launch_record *record,
 		       void *stream, void **parameters);
 
-/* What @record points to from base @from lies @plus bytes into base @to instead. */
+/* Moves what @record points to from base @from @plus bytes into base @to. */
 void launch_rebase(struct launch_record *record, enum launch_base from, enum launch_base to,
 		   uint64_t plus);
 

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _autocast, _tensors
+from .._functions import _autocast
 from . import groups as _groups
 from . import local as _local
 from . import schedules as _schedules
 from .shares import Shares, balanced, checked, contiguous, head_tail, travel
-from ... import _check, _problem
+from ... import _check, _problem, _tensors
 from ..._attention import merge_states
 from ..._lib import invalid
 

@@ -46,7 +46,7 @@ def link(device, group=None, sizes=(1 << 12, 1 << 26)) -> model.Link:
 
 def kernels(device, lengths, heads=8, kv_heads=1, hdim=128, dtype=torch.bfloat16) -> tuple:
     """(forward, backward) tables of fmha's causal attention, for model.Machine."""
-    from .. import attention
+    from .._functions import attention
 
     tables = [], []
     for rows in lengths:

@@ -20,7 +20,9 @@ enum build_option {
 	BUILD_LIBRARY_PATH,
 	BUILD_PACK,
 	BUILD_LIST,
-	BUILD_SPILLS
+	BUILD_SPILLS,
+	BUILD_SET,
+	BUILD_FILTER_FILE
 };
 
 extern const struct cli_option build_options[];

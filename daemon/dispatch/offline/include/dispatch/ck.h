@@ -15,7 +15,7 @@ int ck_source_new(const struct spec_catalog *catalog, const struct registry_devi
 		  const char *rules, struct registry_source **ret_source, struct fmha_error *err);
 struct registry_source *ck_source_free(struct registry_source *source);
 
-/* For struct plan_device: which of them can run a stage. */
-bool ck_judge(const struct select_stage *stage, struct candidate *candidate);
+/* For struct plan_device. NULL for NULL. */
+const struct select_foreign *ck_foreign(const struct registry_source *source);
 
 #endif

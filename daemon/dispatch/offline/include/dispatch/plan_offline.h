@@ -16,6 +16,8 @@ struct plan_offline_options {
 	uint32_t compute_units;     /* 0: of the arch's usual card, 8 for a CPU */
 	const char *const *kernels; /* that are asked for by name, as fmha_plan_options has it */
 	uint32_t n_kernels;
+	int32_t *const *
+		integers; /* tables by role, or NULL, of a run whose workspace is told, too; borrowed */
 };
 
 /*

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mask_data.h: a mask that is data (abi_mask_data): intervals of columns, or bits, in its owner's
+ * memory.
+ *
+ * Nothing in it is trusted: endpoints are cut to the sequence where they are read, rows and columns
+ * to those that there are, so that no content leads anywhere. What it says may change while a
+ * kernel runs; then one reading says this and another that, and the result is a mixture.
+ *
+ * A block looks at its rows' endpoints once, before its loop: tiles outside of what any row sees
+ * are not visited, and those that all of them see whole are not masked. Bits are read by elements
+ * alone.
+ */
+#ifndef FMHA_GPU_MASK_DATA_H
+#define FMHA_GPU_MASK_DATA_H
+
+#include "scores.h"
+
+/* What some rows see: [low, high) holds all of it, and all of them see [full_low, full_high). */
+struct DataReach {
+	i32 low, high, full_low, full_high;
+
+	/* The reach of no row. */
+	METHOD static DataReach nothing()
+	{
+		const i32 far = 1 << 30;
+
+		return DataReach{far, -far, -far, far};
+	}
+	METHOD void join(const DataReach &o)
+	{
+		low = min_of(low, o.low), high = max_of(high, o.high);
+		full_low = max_of(full_low, o.full_low), full_high = min_of(full_high, o.full_high);
+	}
+	METHOD static i32 of_lane(i32 x, i32 lane) { return (i32)shuffle_word((u32)x, lane); }
+
+	/* Joins those of all the block's threads, in every one: through 16 bytes of LDS a wave,
+	 * which is free. */
+	template <int WAVES> METHOD void join_block(char *lds)
+	{
+		/* asked for by all lanes: NVIDIA's wait for each other */
+		DataReach *box = (DataReach *)lds + wave_id();
+
+		UNROLL
+		for (int step = FMHA_WAVE / 2; step > 0; step /= 2) {
+			i32 lane = lane_id() ^ step;
+
+			join(DataReach{of_lane(low, lane), of_lane(high, lane),
+				       of_lane(full_low, lane), of_lane(full_high, lane)});
+		}
+		block_sync();
+		if (lane_id() == 0)
+			*box = *this;
+		block_sync();
+		NO_UNROLL
+		for (int wave = 0; wave < WAVES; wave++)
+			join(((DataReach *)lds)[wave]);
+		block_sync();
+		low = (i32)uniform((u64)(u32)low), high = (i32)uniform((u64)(u32)high);
+		full_low = (i32)uniform((u64)(u32)full_low),
+		full_high = (i32)uniform((u64)(u32)full_high);
+	}
+};
+
+struct DataInterval {
+	i32 low, high; /* [low, high) */
+};
+
+/* The intervals of a row of a head. */
+struct DataRow {
+	const i32 *endpoints;
+	i64 step;
+	i32 n, n_k; /* intervals; keys of the sequence */
+
+	METHOD static DataRow make(const abi_mask_data &m, const Sequence &v, i32 row, i32 head)
+	{
+		const abi_tensor &t = m.intervals;
+
+		/* Rows of a tile beyond the last one are masked otherwise, and read nothing of
+		 * their own. */
+		return DataRow{(const i32 *)t.data + q_offset(t, v, clamp(row, 0, v.n_q - 1), head),
+			       t.stride_dim, (m.n_endpoints + 1) / 2, v.n_k};
+	}
+	METHOD DataInterval at(i32 k) const
+	{
+		i32 low = k > 0 ? load_memory(endpoints + (2 * k - 1) * step) : 0;
+
+		return DataInterval{clamp(low, 0, n_k),
+				    clamp(load_memory(endpoints + 2 * k * step), 0, n_k)};
+	}
+	METHOD DataReach reach() const
+	{
+		DataReach r = DataReach::nothing();
+		i32 n_seen = 0;
+
+		NO_UNROLL
+		for (i32 k = 0; k < n; k++) {
+			DataInterval x = at(k);
+
+			if (x.low >= x.high)
+				continue;
+			r.low = min_of(r.low, x.low), r.high = max_of(r.high, x.high);
+			r.full_low = x.low, r.full_high = x.high;
+			n_seen++;
+		}
+		if (n_seen != 1)
+			r.full_low = 0, r.full_high = 0;
+		return r;
+	}
+	/* Whether the row sees some of [begin, end). */
+	METHOD bool meets(i32 begin, i32 end) const
+	{
+		bool meets = false;
+
+		NO_UNROLL
+		for (i32 k = 0; k < n; k++) {
+			DataInterval x = at(k);
+
+			meets = meets || (max_of(x.low, begin) < min_of(x.high, end));
+		}
+		return meets;
+	}
+};
+
+template <class C> struct DataMask {
+	typedef typename C::Core Core;
+	typedef typename Core::Acc Acc;
+	static const bool INTERVALS = C::MASK_DATA == MASK_DATA_INTERVALS,
+			  BITS = C::MASK_DATA == MASK_DATA_BITS;
+	static const bool THERE = INTERVALS || BITS;
+
+	const abi_mask_data &m;
+	const Sequence &v;
+
+	METHOD bool bit(const u8 *row, i32 column) const
+	{
+		i32 j = clamp(column, 0, v.n_k - 1);
+
+		return load_memory(row + (j >> 3) * m.bits.stride_dim) >> (j & 7) & 1;
+	}
+	METHOD const u8 *bits_of(i32 row, i32 head) const
+	{
+		return (const u8 *)m.bits.data +
+		       q_offset(m.bits, v, clamp(row, 0, v.n_q - 1), head);
+	}
+
+	METHOD bool sees(i32 row, i32 head, i32 column) const
+	{
+		if constexpr (BITS)
+			return bit(bits_of(row, head), column);
+		const DataRow of = DataRow::make(m, v, row, head);
+
+		return of.meets(column, column + 1);
+	}
+
+	/*
+	 * Elements that their query does not see become -inf. s: tiles of 16 columns from `column`
+	 * on, their rows as row_of(m) says; head_of(row), query_of(row): behind a row of a tile.
+	 * Rows are queries.
+	 */
+	template <int TM, int TN, class RowOf, class PlaceOf>
+	METHOD void hide(RegTile<Core, TM, TN> &s, i32 column, const RowOf &row_of,
+			 const PlaceOf &place_of) const
+	{
+		const int WORDS = (TN * Core::E + 31) / 32;
+
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				RowPlace p = place_of(row_of(i) + Core::stat_row(r));
+				u32 seen[WORDS] = {};
+
+				if constexpr (BITS) {
+					const u8 *row = bits_of(p.row, p.head);
+
+					each<TN>(r, [&](int n, int e) {
+						if (bit(row, column + n * 16 + Core::column(e)))
+							seen[(n * Core::E + e) / 32] |=
+								1u << (n * Core::E + e) % 32;
+					});
+				} else {
+					const DataRow row = DataRow::make(m, v, p.row, p.head);
+
+					NO_UNROLL
+					for (i32 k = 0; k < row.n; k++) {
+						DataInterval x = row.at(k);
+
+						each<TN>(r, [&](int n, int e) {
+							i32 j = column + n * 16 + Core::column(e);
+
+							if (j >= x.low && j < x.high)
+								seen[(n * Core::E + e) / 32] |=
+									1u
+									<< (n * Core::E + e) % 32;
+						});
+					}
+				}
+				each<TN>(r, [&](int n, int e) {
+					if (!(seen[(n * Core::E + e) / 32] >>
+						      (n * Core::E + e) % 32 &
+					      1))
+						s.t[i][n].x[e] = minus_infinity();
+				});
+			}
+	}
+
+	/* The same of tiles whose rows are keys and whose columns are queries of one head. */
+	template <int TM, int TN, class RowOf>
+	METHOD void hide_turned(RegTile<Core, TM, TN> &s, i32 column, const RowOf &row_of,
+				i32 head) const
+	{
+		static_assert(TM <= 32, "a bit a tile");
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++) {
+				i32 query = column + n * 16 + Core::column(e);
+				u32 seen = 0;
+
+				if constexpr (BITS) {
+					const u8 *row = bits_of(query, head);
+
+					UNROLL
+					for (int i = 0; i < TM; i++)
+						seen |= (u32)bit(row, row_of(i) + Core::row(e))
+							<< i;
+				} else {
+					const DataRow row = DataRow::make(m, v, query, head);
+
+					NO_UNROLL
+					for (i32 k = 0; k < row.n; k++) {
+						DataInterval x = row.at(k);
+
+						UNROLL
+						for (int i = 0; i < TM; i++) {
+							i32 j = row_of(i) + Core::row(e);
+
+							seen |= (u32)(j >= x.low && j < x.high)
+								<< i;
+						}
+					}
+				}
+				UNROLL
+				for (int i = 0; i < TM; i++)
+					if (!(seen >> i & 1))
+						s.t[i][n].x[e] = minus_infinity();
+			}
+	}
+
+	/* What `n` rows from `first` on see, by all threads of a block. */
+	template <int WAVES, class PlaceOf>
+	METHOD DataReach reach_of(i32 first, i32 n, char *lds, const PlaceOf &place_of) const
+	{
+		DataReach all = DataReach::nothing();
+
+		if constexpr (!INTERVALS)
+			return DataReach{0, v.n_k, 0, 0};
+		NO_UNROLL
+		for (i32 r = thread_id(); r < n; r += WAVES * FMHA_WAVE) {
+			RowPlace p = place_of(first + r);
+
+			all.join(DataRow::make(m, v, p.row, p.head).reach());
+		}
+		all.template join_block<WAVES>(lds);
+		return all;
+	}
+
+	/* Queries of a head of which some see keys of [begin, end): from low to high. */
+	template <int WAVES>
+	METHOD DataReach queries_of(i32 head, i32 begin, i32 end, char *lds) const
+	{
+		DataReach all = DataReach::nothing();
+
+		if constexpr (!INTERVALS)
+			return DataReach{0, v.n_q, 0, 0};
+		NO_UNROLL
+		for (i32 i = thread_id(); i < v.n_q; i += WAVES * FMHA_WAVE)
+			if (DataRow::make(m, v, i, head).meets(begin, end))
+				all.join(DataReach{i, i + 1, 0, 0});
+		all.template join_block<WAVES>(lds);
+		return all;
+	}
+
+private:
+	template <int TN, class Do> METHOD static void each(int r, const Do &what)
+	{
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (Core::stat(e) == r)
+					what(n, e);
+	}
+};
+
+/* Columns that the block need not look at leave the band. */
+DEV void narrow(Band &band, const DataReach &reach)
+{
+	band.begin = max_of(band.begin, reach.low);
+	band.end = max_of(min_of(band.end, reach.high), band.begin);
+}
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * packed_pieces.h: the pieces of work, tiles of rows of a head, of packed sequences, whose lengths
+ * only the device
+ * knows: those with most work first, and none without rows. A piece's work is what decides how many
+ * keys it
+ * sees: under a mask its place in the sequence, else the sequence's keys. Warps look for a piece
+ * together.
+ */
+#ifndef FMHA_GPU_PACKED_PIECES_H
+#define FMHA_GPU_PACKED_PIECES_H
+
+#include "core/geometry.h"
+
+template <bool MASKED, int TILE_M, int TILE_N> struct PackedPieces {
+	const abi_fwd_args &a;
+
+	/* A lane's sequence. */
+	struct Lengths {
+		i32 tiles, work;
+
+		/* Tiles with at least so much work. */
+		METHOD i32 count(i32 least) const
+		{
+			return MASKED ? max_of(tiles - least, 0) : work >= least ? tiles : 0;
+		}
+	};
+	METHOD Lengths lengths(i32 sequence) const
+	{
+		if (sequence >= a.sequences.batch)
+			return Lengths{0, -1};
+		Sequence v = find_sequence(a.sequences, &a.cache, sequence);
+
+		return Lengths{ceil_div(v.n_q, TILE_M), MASKED ? 0 : ceil_div(v.n_k, TILE_N)};
+	}
+
+	/* early: the first wave's. Others are read each time. */
+	METHOD i32 count(const Lengths &early, i32 least) const
+	{
+		i32 n = sum_of_wave(early.count(least));
+
+		NO_UNROLL
+		for (i32 first = FMHA_WAVE; first < a.sequences.batch; first += FMHA_WAVE)
+			n += sum_of_wave(lengths(first + lane_id()).count(least));
+		return n;
+	}
+
+	/* Return: false when there are not so many. */
+	METHOD bool find(i32 number, i32 *ret_sequence, i32 *ret_tile, i32 *ret_head) const
+	{
+		i32 place = number / a.nhead_q; /* among tiles */
+		i32 least = 0, too_much = MASKED ? ceil_div(a.sequences.seqlen_q_max, TILE_M)
+						 : ceil_div(a.sequences.seqlen_k_max, TILE_N) + 1;
+		i32 n_more = 0; /* tiles with more work */
+		Lengths mine = lengths(lane_id());
+
+		NO_UNROLL
+		while (too_much - least > 1) {
+			i32 middle = (least + too_much) / 2, n = count(mine, middle);
+
+			if (n > place)
+				least = middle;
+			else
+				too_much = middle, n_more = n;
+		}
+		NO_UNROLL
+		for (i32 first = 0; first < a.sequences.batch; first += FMHA_WAVE) {
+			if (first > 0)
+				mine = lengths(first + lane_id());
+			i32 n = mine.count(least) - mine.count(least + 1), up_to = n,
+			    rank = place - n_more;
+
+			n_more += sum_of_wave(n);
+			if (place >= n_more)
+				continue;
+			UNROLL
+			for (int step = 1; step < FMHA_WAVE; step *= 2) {
+				i32 other = (i32)shuffle_word((u32)up_to,
+							      max_of(lane_id() - step, 0));
+
+				up_to += lane_id() >= step ? other : 0;
+			}
+			bool is_here = rank >= up_to - n && rank < up_to;
+			i32 before = sum_of_wave(is_here ? place - rank + up_to - n : 0);
+
+			*ret_sequence = sum_of_wave(is_here ? first + lane_id() : 0);
+			n = sum_of_wave(is_here ? n : 0);
+			/* All heads of a tile; or all tiles of a head, whose keys then stay in the
+			 * cache. */
+			number -= before * a.nhead_q;
+			*ret_tile = MASKED ? least : number % n;
+			*ret_head = MASKED ? number : number / n;
+			return true;
+		}
+		return false;
+	}
+};
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * grid.h: which blocks a kernel is launched with, and what each of them does: for the host that
+ * launches, and for the kernels. Plain functions that C and device C++ both read.
+ *
+ * x counts what a head is cut into (without tiles: what a batch entry is), y heads, z batch
+ * entries.
+ */
+#ifndef FMHA_GPU_GRID_H
+#define FMHA_GPU_GRID_H
+
+#include <kernels/traits.h>
+
+#ifdef __cplusplus
+#define GRID_FN DEV
+typedef abi_i32 grid_int;
+#else
+#define GRID_FN static inline
+/* The host counts further than kernels do, and launches nothing whose counts are too much for them. */
+typedef abi_i64 grid_int;
+#endif
+
+GRID_FN grid_int grid_ceil(grid_int a, grid_int b)
+{
+	return (a + b - 1) / b;
+}
+
+/* ---- forward: tiles of rows of a head, or of a group's heads side by side ---- */
+
+struct grid_forward {
+	grid_int n_tiles, n_splits;
+};
+
+GRID_FN struct grid_forward grid_forward_of(const struct abi_fwd_args *a, int pack, int split,
+					    int tile_m)
+{
+	grid_int heads = pack ? a->nhead_q / a->nhead_k : 1;
+	struct grid_forward g;
+
+	g.n_tiles = grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
+	g.n_splits = split && a->n_splits > 1 ? a->n_splits : 1;
+	return g;
+}
+
+/* The last rows, which see most keys, come first. */
+GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
+{
+	return g.n_tiles - 1 - x / g.n_splits;
+}
+
+/*
+ * For blocks that stay: the tiles of all heads and batch entries, taken one after the other. Of
+ * packed sequences, whose lengths are not known here, at least as many as there are.
+ */
+GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, int tile_m)
+{
+	const struct abi_sequences *s = &a->sequences;
+	grid_int n = grid_forward_of(a, 0, 0, tile_m).n_tiles * s->batch;
+	grid_int packed = s->total_q / tile_m + s->batch;
+
+	return (s->seqstart_q && packed < n ? packed : n) * a->nhead_q;
+}
+
+/* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */
+
+struct grid_backward {
+	grid_int n_keys, n_rows;                            /* tiles of the first pass */
+	grid_int n_splits; /* blocks that share rows: each has a part of the keys */
+	grid_int n_key_blocks, n_row_blocks, n_bias_blocks; /* in this order */
+};
+
+/* @split_dkdv: dK and dV have blocks of their own; dq_tile_n: rows of a block that owns rows */
+GRID_FN struct grid_backward grid_backward_of(const struct abi_bwd_args *a, int tile_m, int tile_n,
+					      int dq_tile_n, int split_dkdv, int sums_dbias)
+{
+	struct grid_backward g;
+
+	g.n_keys = grid_ceil(a->sequences.seqlen_k_max, tile_n);
+	g.n_rows = grid_ceil(a->sequences.seqlen_q_max, tile_m);
+	g.n_key_blocks = (split_dkdv ? 2 : 1) * g.n_keys;
+	g.n_splits = a->dq_split_keys > 0 ? grid_ceil(a->sequences.seqlen_k_max, a->dq_split_keys)
+					  : 1;
+	if (g.n_splits < 1)
+		g.n_splits = 1;
+	g.n_row_blocks = grid_ceil(a->sequences.seqlen_q_max, dq_tile_n) * g.n_splits;
+	g.n_bias_blocks = !sums_dbias ? 0 : g.n_keys * (abi_sums_rows(a) ? 1 : g.n_rows);
+	return g;
+}
+
+/* The tile of a block that owns rows: the last rows see most keys, as the early keys are seen by
+ * most rows. */
+GRID_FN grid_int grid_backward_row_tile(struct grid_backward g, grid_int x)
+{
+	return (g.n_row_blocks - 1 - (x - g.n_key_blocks)) / g.n_splits;
+}
+
+/* And which split of its rows' sums is the first of those that it makes. */
+GRID_FN grid_int grid_backward_split(struct grid_backward g, grid_int x)
+{
+	return (g.n_row_blocks - 1 - (x - g.n_key_blocks)) % g.n_splits;
+}
+
+/* The tile of a block that sums a dBias: tile % n_keys is that of keys, tile / n_keys that of rows. */
+GRID_FN grid_int grid_backward_bias_tile(struct grid_backward g, grid_int x)
+{
+	return x - g.n_key_blocks - g.n_row_blocks;
+}
+
+/* ---- without tiles: lanes side by side take a row of a head, or of the cache ---- */
+
+#define GRID_DOT_LANES 16 /* that a row of dot_do_o takes; elsewhere a wave does */
+#define GRID_DOT_ROWS  4  /* one after the other, which they take */
+
+GRID_FN grid_int grid_row(grid_int x, int rows_of_block, int row_in_block)
+{
+	return x * rows_of_block + row_in_block;
+}
+
+/* How many of a block's waves share a row of a merge: as many as find something to read at once. */
+#define GRID_PARTS_AT_ONCE 8
+#define GRID_COMBINE_BYTES 32 /* of LDS a lane */
+GRID_FN int grid_combine_waves(int n_parts, int waves)
+{
+	int n = 1;
+
+	while (n < waves && n * GRID_PARTS_AT_ONCE < n_parts)
+		n *= 2;
+	return n;
+}
+
+GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
+{
+	return (grid_int)s->seqlen_q_max * nhead_q;
+}
+
+/* How bwd_tiles.h cuts a tile of dq_acc: 64 of the head dimension by all queries, or half of them. */
+GRID_FN grid_int grid_dq_slabs(const struct abi_bwd_args *a)
+{
+	return a->dq_tile_floats / (64 * a->dq_tile_rows); /* what is left are the counters */
+}
+
+GRID_FN grid_int grid_dq_chunks(const struct abi_bwd_args *a)
+{
+	grid_int slabs = grid_dq_slabs(a);
+
+	return slabs == 1 ? 2 : slabs;
+}
+
+/* New rows of K, as many of V, then rows of Q that are turned. */
+GRID_FN grid_int grid_append_keys(const struct abi_appendkv_args *a)
+{
+	return (grid_int)a->seqlen_new * a->nhead_k;
+}
+
+#endif

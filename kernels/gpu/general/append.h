@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * append.h: new keys and values into the cache, with rotary embedding. A wave a row. Bit for bit
+ * the formula of kernels/reference/appendkv.c: products exact in double, one rounding to the type.
+ */
+#ifndef FMHA_GPU_APPEND_H
+#define FMHA_GPU_APPEND_H
+
+#include "combine.h"
+
+/*
+ * Rounds a double once, although the conversions start from float: the float is truncated and its
+ * last bit tells whether anything was lost ("round to odd"), which no narrower rounding mistakes.
+ */
+template <class E> DEV typename E::Storage round_once(double x)
+{
+	float f = (float)x;
+
+	if (SameType<E, F32>::value)
+		return E::from_float(f);
+	if ((double)f != x && x == x) {
+		u32 bits = float_to_bits(f);
+		double below = f < 0 ? -(double)f : (double)f, exact = x < 0 ? -x : x;
+
+		if (below > exact)
+			bits -= 1;
+		f = bits_to_float(bits | 1);
+	}
+	return E::from_float(f);
+}
+
+/* A row on its way: k_new's, v_new's or q's. */
+struct NewRow {
+	const void *data;
+	i64 first, stride; /* elements */
+	i64 turn;          /* the rotary tables' row */
+	bool turns;
+};
+
+/* Where it goes: a page's slot, or a position of the sequence. */
+struct NewPlace {
+	i32 page, slot, position;
+	bool exists;
+};
+
+template <class C> struct Append {
+	typedef typename C::Element Element;
+	typedef typename Element::Storage Storage;
+	static const bool NARROW = sizeof(Storage) == 1; /* new rows may be of 16 bits */
+	typedef KeyView<Element, true> Cache;
+	const abi_appendkv_args &a;
+	Sequence seq;
+	i32 before; /* keys in the cache so far */
+
+	METHOD Append(const abi_appendkv_args &args) : a(args) {}
+
+	METHOD bool divides() const { return NARROW && a.new_dtype; }
+
+	METHOD float table(const abi_tensor &t, i64 position, i32 i) const
+	{
+		position = position < a.rotary_max_pos ? position : a.rotary_max_pos - 1;
+		position = position > 0 ? position : 0;
+		return load_as_float(t.data, a.rotary_dtype,
+				     position * t.stride_seq + i * t.stride_dim);
+	}
+
+	METHOD float number(const NewRow &row, i32 dim) const
+	{
+		const i64 index = row.first + dim * row.stride;
+
+		if (divides())
+			return load_as_float(row.data, a.new_dtype, index);
+		return Element::to_float(((const Storage *)row.data)[index]);
+	}
+
+	METHOD bool is_turned(const NewRow &row, i32 dim) const
+	{
+		return a.rope != ABI_ROPE_NONE && row.turns && dim < a.rotary_dim;
+	}
+
+	/* A turned element; both products are exact. */
+	METHOD double turned(const NewRow &row, i32 dim) const
+	{
+		i32 half = a.rotary_dim / 2;
+		bool neighbours = a.rope == ABI_ROPE_INTERLEAVED;
+		i32 i = neighbours ? dim / 2 : dim % half;
+		i32 dim_x = neighbours ? dim & ~1 : i, dim_y = neighbours ? dim | 1 : i + half;
+		double x = number(row, dim_x), y = number(row, dim_y);
+		double c = table(a.rotary_cos, row.turn, i), s = table(a.rotary_sin, row.turn, i);
+
+		return dim == dim_x ? x * c - y * s : x * s + y * c;
+	}
+
+	/* As a float: what fp8 is made of. */
+	METHOD float rounded(const NewRow &row, i32 dim) const
+	{
+		return is_turned(row, dim) ? (float)turned(row, dim) : number(row, dim);
+	}
+
+	/* In the row's own type. */
+	template <class E> METHOD typename E::Storage stored(const NewRow &row, i32 dim) const
+	{
+		if (is_turned(row, dim))
+			return round_once<E>(turned(row, dim));
+		return ((const typename E::Storage *)row.data)[row.first + dim * row.stride];
+	}
+
+	METHOD i64 turn_of(i32 i) const
+	{
+		if (!a.slots)
+			return before + (i64)i;
+		return a.positions
+			       ? load_memory(a.positions + seq.batch * a.positions_stride_batch +
+					     i * a.positions_stride_seq)
+			       : 0;
+	}
+
+	/* Slots are a client's memory, and so are the lengths behind a position: what they say that
+	 * the cache has not is left out. */
+	METHOD NewPlace place_of(i32 i, const Cache &cache) const
+	{
+		NewPlace p = {0, 0, before + i, true};
+
+		if (a.slots) {
+			i64 slot = load_memory(a.slots + seq.batch * a.slots_stride_batch +
+					       i * a.slots_stride_seq);
+
+			p.exists = slot >= 0 && slot < (i64)a.cache.n_pages * a.cache.page_size;
+			slot = p.exists ? slot : 0;
+			p.page = (i32)(slot / a.cache.page_size),
+			p.slot = (i32)(slot % a.cache.page_size);
+			return p;
+		}
+		p.exists = p.position <
+			   (cache.page_size ? min_of(a.sequences.seqlen_k_max, cache.capacity())
+					    : a.sequences.seqlen_k_max);
+		if (cache.page_size && p.exists)
+			p.page = cache.page_of(p.position), p.slot = p.position % cache.page_size;
+		return p;
+	}
+
+	METHOD float *factor_at(const abi_descale &d, const NewPlace &p, i32 head) const
+	{
+		const i32 i = d.per_page ? p.slot : p.position;
+
+		return (float *)d.data + (d.per_page ? p.page : seq.batch) * d.stride_batch +
+		       head * d.stride_head + (d.block ? i / d.block * d.stride_block : 0);
+	}
+
+	/* What a row is divided by; all lanes have it. */
+	METHOD float factor_of(const NewRow &row, const abi_descale &d, const NewPlace &p, i32 head,
+			       i32 hdim) const
+	{
+		float most = 0.0f, of_type = (float)type_most();
+
+		if (!a.computes_descale)
+			return d.data ? *factor_at(d, p, head) : 1.0f;
+		for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE) {
+			float x = rounded(row, dim);
+
+			x = x < 0.0f ? -x : x;
+			most = x > most ? x : most; /* a NaN is not */
+		}
+		UNROLL
+		for (i32 mask = 1; mask < FMHA_WAVE; mask *= 2)
+			most = larger(most, shuffle_xor(most, mask));
+		most = most > 0.0f && most < bits_to_float(0x7f800000u)
+			       ? larger((float)((double)most / of_type),
+					bits_to_float((127u - 100u) << 23))
+			       : 1.0f;
+		if (lane_id() == 0)
+			*factor_at(d, p, head) = most;
+		return most;
+	}
+
+	METHOD static constexpr float type_most()
+	{
+		if constexpr (NARROW)
+			return Element::most();
+		return 1.0f;
+	}
+
+	METHOD void store(const Cache &cache, const NewPlace &p, i32 dim, Storage value) const
+	{
+		const Storage *to = cache.page_size ? cache.in_page(p.page, p.slot, dim)
+						    : cache.at(p.position, dim);
+
+		*(Storage *)to = value;
+	}
+
+	/* Row i of k_new or v_new. */
+	METHOD void write_key(const abi_tensor &from, const abi_tensor &to, bool is_v, i32 i,
+			      i32 head) const
+	{
+		i32 hdim = is_v ? a.hdim_v : a.hdim_q;
+		Cache cache = Cache::make(to, seq, a.cache, head, a.nhead_k, hdim, is_v);
+		NewPlace place = place_of(i, cache);
+		NewRow row = {from.data,
+			      seq.batch * from.stride_batch + i * from.stride_seq +
+				      head * from.stride_head,
+			      from.stride_dim, is_v ? 0 : turn_of(i), !is_v};
+
+		if (!place.exists)
+			return;
+		if constexpr (NARROW) {
+			if (divides()) {
+				float factor = factor_of(row, is_v ? a.v_descale : a.k_descale,
+							 place, head, hdim);
+
+				/* By doubles, whose quotient rounded to float is the floats' own,
+				 * whatever division a compiler takes for those. */
+				for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE)
+					store(cache, place, dim,
+					      code_of<Element>((float)((double)rounded(row, dim) /
+								       (double)factor)));
+				return;
+			}
+		}
+		for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE)
+			store(cache, place, dim, stored<Element>(row, dim));
+	}
+
+	template <class E> METHOD void write_query_as(const NewRow &row, i64 to) const
+	{
+		for (i32 dim = lane_id(); dim < a.hdim_q; dim += FMHA_WAVE)
+			((typename E::Storage *)a.q_rotated
+				 .data)[to + dim * a.q_rotated.stride_dim] = stored<E>(row, dim);
+	}
+
+	METHOD void write_query(i32 i, i32 head) const
+	{
+		const NewRow row = {a.q.data, q_offset(a.q, seq, i, head), a.q.stride_dim,
+				    turn_of(!a.slots && a.q_rows_same_position ? 0 : i), true};
+		const i64 to = q_offset(a.q_rotated, seq, i, head);
+
+		if (!divides())
+			write_query_as<Element>(row, to);
+		else if (a.new_dtype == ABI_F16)
+			write_query_as<F16>(row, to);
+		else
+			write_query_as<BF16>(row, to);
+	}
+
+	METHOD void run()
+	{
+		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
+		i32 n_keys = grid_append_keys(&a);
+
+		seq = find_sequence(a.sequences, &a.cache, block_id_z());
+		seq.n_k += seq.leftpad;
+		seq.leftpad = 0; /* positions count the padding */
+		before = max_of(a.sequences.seqlen_k ? seq.n_k : seq.n_k - a.seqlen_new, 0);
+		if (n < n_keys) {
+			write_key(a.k_new, a.k, false, n / a.nhead_k, n % a.nhead_k);
+		} else if (n < 2 * n_keys) {
+			n -= n_keys;
+			write_key(a.v_new, a.v, true, n / a.nhead_k, n % a.nhead_k);
+		} else if (a.q_rotated.data) {
+			n -= 2 * n_keys;
+			if (n / a.nhead_q < seq.n_q)
+				write_query(n / a.nhead_q, n % a.nhead_q);
+		}
+	}
+};
+
+#endif

@@ -1,0 +1,678 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bwd_wgmma_block.h: what Hopper's backward loops share (bwd_wgmma.h, bwd_wgmma_narrow.h,
+ * bwd_wgmma_wide.h): where things lie in shared memory, the last warpgroup, and single steps of the
+ * other two.
+ *
+ * Of the last warpgroup one warp loads tiles, two send dQ, one brings LSE and D. dQ^T leaves the
+ * registers through shared memory: a thread a warpgroup has the copy engine add it to dq_acc, whose
+ * layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to a tile in the
+ * order of their keys.
+ */
+#ifndef FMHA_GPU_BWD_WGMMA_BLOCK_H
+#define FMHA_GPU_BWD_WGMMA_BLOCK_H
+
+#include "block/bwd_scores.h"
+#include "block/bwd_tiles.h"
+#include "wgmma.h"
+
+template <class C> struct BackwardWgmmaBlock {
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	static const int TN = C::TILE_M / 16, TD = C::HDIM_Q / 16, TV = C::HDIM_V / 16;
+	typedef RegTile<Core, 1, TN> Scores;
+	typedef OperandTile<Core, 1, TN> Weights;
+	typedef BackwardScores<C, true, 1, TN, BackwardWgmmaBlock> Steps;
+	static constexpr DqCut DQ = {C::TILE_M, slabs_of(C::HDIM_Q)};
+	static const int DQ_QUERIES = DQ.queries(), DQ_BYTES = 64 * DQ_QUERIES * 4;
+	static const int DQ_TILE = lds_dq_tile(C::TILE_M, C::HDIM_Q); /* floats */
+	struct Dq { /* a chunk: 64 of the head dimension x queries */
+		typename Core::Acc t[DQ_QUERIES / 16];
+	};
+
+	/* The warpgroups have 64 keys each, or the same ones. */
+	static const bool SHARED = lds_bwd_is_shared(C::TILE_N);
+	static const int GROUP_THREADS = 128, GROUPS = 2, GROUP_KEYS = 64;
+	static_assert(C::WAVES_M == 4 * GROUPS && C::WAVES_N == 1, "two warpgroups");
+	static_assert(C::TILE_N == (SHARED ? 1 : GROUPS) * GROUP_KEYS, "of 64 keys");
+	static const int THREADS = C::THREADS + GROUP_THREADS;
+	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
+
+	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
+	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
+	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
+	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
+	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;
+	static const int DO_STAGES = lds_bwd_do_stages(C::HDIM_Q, C::HDIM_V);
+	static const int V_AT = Q_SLABS * K_SLAB, Q_AT = V_AT + V_SLABS * K_SLAB,
+			 DO_AT = Q_AT + Q_STAGES * Q_BYTES;
+	/* Stages of dS; SHARED, behind them as many of P. */
+	static const int DS_BYTES = C::TILE_N / GROUP_KEYS * Q_SLAB,
+			 DS_AT = DO_AT + DO_STAGES * DO_BYTES;
+	static const int DQ_AT = DS_AT + DS_STAGES * GROUPS * Q_SLAB, STATS_BYTES = C::TILE_M * 8;
+	static const int STATS_AT = DQ_AT + GROUPS * DQ_BYTES,
+			 BARRIERS_AT = STATS_AT + Q_STAGES * STATS_BYTES;
+	static_assert(BARRIERS_AT + LDS_WGMMA_BARRIERS ==
+			      lds_bwd_wgmma(C::cut(C::TILE_M, C::TILE_N)),
+		      "the host asks lds.h, too");
+	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS,
+		      "room for them");
+
+	/* Named barriers: a warpgroup's own; a stage of dS is there; one of P is there, for the
+	 * other warpgroup. All that wait for a round of one must do so in the same instruction
+	 * (bar.sync is an aligned one): where the warpgroups run different code one of them arrives
+	 * and the other waits. */
+	static const int OWN_BARRIER = 1, DS_BARRIER = OWN_BARRIER + GROUPS,
+			 P_BARRIER = DS_BARRIER + DS_STAGES;
+
+	BackwardPlace<C> at;
+	u32 lds;         /* address in shared memory */
+	i32 first;       /* key of the block */
+	i32 head_k;
+	i32 wave;
+	ColumnTiles tiles; /* of queries */
+
+	METHOD BackwardWgmmaBlock(const abi_bwd_args &args) : at(args) {}
+
+	/* ---- what bwd_scores.h asks ---- */
+
+	static const bool FETCHES_BIAS = false;
+	METHOD i32 row_of(int) const { return first + (SHARED ? wave % 4 : wave) * 16; }
+	METHOD const Sequence &seq() const { return at.seq; }
+	METHOD const Band &band() const { return at.band; }
+	METHOD i32 head() const { return at.head; }
+	METHOD BiasView bias() const { return at.bias(at.a.bias); }
+	METHOD BiasView dbias() const { return at.bias(at.a.dbias); }
+
+	/* ---- places in shared memory ---- */
+
+	METHOD u32 barrier(i32 number) const { return lds + BARRIERS_AT + number * 8; }
+	METHOD u32 kv_full() const { return barrier(0); }
+	METHOD u32 q_full(i32 stage) const { return barrier(1 + stage); } /* with LSE and D */
+	METHOD u32 q_empty(i32 stage) const { return barrier(1 + Q_STAGES + stage); }
+	METHOD u32 do_full(i32 stage) const { return barrier(1 + 2 * Q_STAGES + stage); }
+	METHOD u32 do_empty(i32 stage) const
+	{
+		return barrier(1 + 2 * Q_STAGES + DO_STAGES + stage);
+	}
+	METHOD u32 dq_full(i32 group) const
+	{
+		return barrier(1 + 2 * (Q_STAGES + DO_STAGES) + group);
+	}
+	METHOD u32 dq_empty(i32 group) const
+	{
+		return barrier(1 + 2 * (Q_STAGES + DO_STAGES) + GROUPS + group);
+	}
+	METHOD u32 k_tile() const { return lds; }
+	METHOD u32 v_tile() const { return lds + V_AT; }
+	METHOD u32 q_tile(i32 stage) const { return lds + Q_AT + stage * Q_BYTES; }
+	METHOD u32 do_tile(i32 stage) const { return lds + DO_AT + stage * DO_BYTES; }
+	METHOD u32 ds_tile(i32 stage) const { return lds + DS_AT + stage * DS_BYTES; }
+	METHOD u32 dq_part(i32 group) const { return lds + DQ_AT + group * DQ_BYTES; }
+	METHOD u32 stats(i32 stage) const { return lds + STATS_AT + stage * STATS_BYTES; }
+
+	/* A step: a tile of queries of one of the heads; where it is in the rings of stages. */
+	struct Step {
+		i32 tile, head, number;
+
+		METHOD i32 q_stage() const { return number % Q_STAGES; }
+		METHOD u32 q_parity() const { return number / Q_STAGES & 1; }
+		METHOD i32 do_stage() const { return number % DO_STAGES; }
+		METHOD u32 do_parity() const { return number / DO_STAGES & 1; }
+		METHOD i32 ds_stage() const { return number % DS_STAGES; }
+	};
+	METHOD Step first_step() const { return Step{0, head_k * at.q_per_k(), 0}; }
+	METHOD i32 n_steps() const { return tiles.count * at.q_per_k(); }
+	METHOD void next(Step &s) const
+	{
+		if (++s.tile == tiles.count)
+			s.tile = 0, s.head++;
+		s.number++;
+	}
+	/* Deterministic: last rows first, so that blocks meet a tile one after the other without
+	 * waiting for long. */
+	METHOD i32 tile_of(const Step &s) const
+	{
+		return tiles.first + (at.a.deterministic ? tiles.count - 1 - s.tile : s.tile);
+	}
+	METHOD i32 query_of(const Step &s) const { return tile_of(s) * C::TILE_M; }
+
+	/* ---- where the block is ---- */
+
+	/*
+	 * Heads whose blocks come before all others. Of Q, dO and dq_acc a head of those that share
+	 * keys is wanted at a time. What is left behind full sections would begin with long blocks
+	 * last: sections are alike, and only one where the cache nearly has room.
+	 */
+	METHOD i32 heads_of_section(i32 n_heads) const
+	{
+		i32 fit = heads_at_once(at.a.sequences.seqlen_q_max, 6 * C::HDIM_Q + 2 * C::HDIM_V,
+					n_heads);
+
+		return 5 * n_heads <= 8 * fit ? n_heads : ceil_div(n_heads, ceil_div(n_heads, fit));
+	}
+
+	/*
+	 * Longest first, units that had long blocks get the shorter ones of the second round, and
+	 * all are equally far; the third, where it is the last, leaves them as far apart as its
+	 * blocks are. So the second round has every other block first, and the sums of two differ
+	 * by as much as what comes to them.
+	 */
+	METHOD static i32 balanced(i32 number, i32 n_blocks)
+	{
+		i32 n_units = units(), rounds = n_blocks / n_units, place = number - n_units,
+		    half = ceil_div(n_units, 2);
+
+		if (rounds < 2 || rounds % 2 || 2 * (n_blocks % n_units) < n_units || place < 0 ||
+		    place >= n_units)
+			return number;
+		return n_units + (place < half ? 2 * place : 2 * (place - half) + 1);
+	}
+	METHOD static i32 units()
+	{
+		i32 n;
+
+		asm("mov.u32 %0, %%nsmid;" : "=r"(n));
+		return n;
+	}
+
+	/* number: the block's. */
+	METHOD bool locate(i32 number)
+	{
+		const abi_bwd_args &a = at.a;
+		i32 n_x = ceil_div(a.sequences.seqlen_k_max, C::TILE_N),
+		    n_y = a.nhead_k * a.sequences.batch;
+		i32 heads = C::MASK ? heads_of_section(n_y) : n_y;
+
+		/* there blocks wait for those before them */
+		if (C::MASK && heads == n_y && !a.deterministic)
+			number = balanced(number, n_x * n_y);
+		i32 y = number / n_x, x = number - y * n_x;
+
+		if (C::MASK)
+			longest_first(n_x, n_y, heads, &x, &y);
+		i32 batch = y / a.nhead_k;
+
+		head_k = y - batch * a.nhead_k;
+		at.head = head_k * at.q_per_k();
+		at.enter_sequence(batch);
+		first = x * C::TILE_N;
+		tiles = ColumnTiles::of_rows(at.band, C::MASK, first, first + C::TILE_N - 1,
+					     at.seq.n_q, C::TILE_M);
+		return first < at.seq.n_k;
+	}
+
+	/* A lane's arrival: a stage of Q is shared with LSE and D, which lanes write and read.
+	 * racecheck does not see that those of a warp are ordered by wave_sync(), so that each
+	 * speaks for itself. */
+	METHOD void release_q(const Step &step) const { barrier_arrive(q_empty(step.q_stage())); }
+
+	/* A warp's arrival. Its first lane's alone would order nothing that the others have read or
+	 * written. */
+	METHOD void release(u32 barrier) const
+	{
+		wave_sync();
+		if (lane_id() == 0)
+			barrier_arrive(barrier);
+	}
+
+	/* ---- the loading warpgroup ---- */
+
+	template <int SLABS>
+	METHOD void load_tile(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 row,
+			      i32 of_head, i32 batch) const
+	{
+		UNROLL
+		for (int n = 0; n < SLABS; n++)
+			load_box(to + n * slab, map, barrier, n * SLAB_COLUMNS, row, of_head,
+				 batch);
+	}
+
+	METHOD void load(const TensorMap &q, const TensorMap &k, const TensorMap &v,
+			 const TensorMap &d_o) const
+	{
+		const Sequence &s = at.seq;
+		i32 batch_q = s.packed_q ? 0 : s.batch, batch_k = s.packed_k ? 0 : s.batch;
+		i32 key = s.k_start + s.leftpad + first;
+		Step step = first_step();
+
+		barrier_expect(kv_full(), (Q_SLABS + V_SLABS) * K_SLAB);
+		load_tile<Q_SLABS>(k_tile(), K_SLAB, k, kv_full(), key, head_k, batch_k);
+		load_tile<V_SLABS>(v_tile(), K_SLAB, v, kv_full(), key, head_k, batch_k);
+		NO_UNROLL
+		for (i32 n = n_steps(); n > 0; n--, next(step)) {
+			i32 row = s.q_start + query_of(step);
+
+			i32 stage = step.q_stage();
+
+			barrier_wait(q_empty(stage), step.q_parity() ^ 1);
+			barrier_expect(q_full(stage), Q_BYTES);
+			load_tile<Q_SLABS>(q_tile(stage), Q_SLAB, q, q_full(stage), row, step.head,
+					   batch_q);
+			stage = step.do_stage();
+			barrier_wait(do_empty(stage), step.do_parity() ^ 1);
+			barrier_expect(do_full(stage), DO_BYTES);
+			load_tile<V_SLABS>(do_tile(stage), Q_SLAB, d_o, do_full(stage), row,
+					   step.head, batch_q);
+		}
+	}
+
+	/* LSE and D, so that exp2(score * unit + LSE) is P: of two rows (LSE, LSE, D, D). Rows that
+	 * see nothing may have any D. */
+	METHOD void bring_stats() const
+	{
+		const int ROUNDS = (C::TILE_M + FMHA_WAVE - 1) / FMHA_WAVE;
+		const abi_rows &lse = at.a.lse, &d = at.a.d;
+		Step step = first_step();
+
+		NO_UNROLL
+		for (i32 n = n_steps(); n > 0; n--, next(step)) {
+			i32 row = query_of(step) + hidden_lane(lane_id()),
+			    n_valid = at.seq.n_q - row;
+			const float *from_lse = lse.data + rows_offset(lse, at.seq, row, step.head);
+			const float *from_d = d.data + rows_offset(d, at.seq, row, step.head);
+			float found[ROUNDS][2];
+
+			UNROLL
+			for (int i = 0; i < ROUNDS; i++) {
+				const int r = i * FMHA_WAVE;
+
+				found[i][0] = minus_infinity();
+				found[i][1] = 0;
+				if (r < n_valid) {
+					found[i][0] = at.exponent_of(from_lse[r * lse.stride_seq]);
+					found[i][1] = from_d[r * d.stride_seq];
+				}
+				if (found[i][0] == minus_infinity())
+					found[i][1] = 0;
+			}
+			barrier_wait(q_empty(step.q_stage()), step.q_parity() ^ 1);
+			UNROLL
+			for (int i = 0; i < ROUNDS; i++) {
+				i32 r = i * FMHA_WAVE + lane_id();
+				u32 to = stats(step.q_stage()) + r / 2 * 16 + r % 2 * 4;
+
+				if (r < C::TILE_M) {
+					store_shared(to, found[i][0]);
+					store_shared(to + 8, found[i][1]);
+				}
+			}
+			barrier_arrive(q_full(step.q_stage()));
+		}
+	}
+
+	/* One thread a warpgroup. */
+	METHOD void send_dq(i32 group) const
+	{
+		i64 floats;
+		float *head = dq_head_of(at.a, at.seq, at.head, &floats) + DQ.part_at(group);
+		u32 parity = 0;
+
+		NO_UNROLL
+		for (i32 n = at.q_per_k(); n > 0; n--, head += floats) {
+			NO_UNROLL
+			for (Step step = {0, 0, 0}; step.tile < tiles.count; step.tile++) {
+				float *tile = head + (i64)tile_of(step) * DQ_TILE;
+
+				parity = send_tile(tile, group, parity, step);
+			}
+		}
+	}
+	METHOD u32 send_tile(float *part, i32 group, u32 parity, const Step &step) const
+	{
+		i32 n_blocks = DQ.blocks(group);
+		u32 *counter = (u32 *)(part + n_blocks * (DQ_BYTES / 4));
+
+		NO_UNROLL
+		for (i32 block = 0; block < n_blocks; block++, parity ^= 1) {
+			barrier_wait(dq_full(group), parity);
+			if (at.a.deterministic && block == 0)
+				wait_for_turn(counter, turn_of(query_of(step)));
+			add_bulk(part + block * (DQ_BYTES / 4), dq_part(group), DQ_BYTES);
+			bulk_wait_read();
+			barrier_arrive(dq_empty(group));
+		}
+		if (at.a.deterministic)
+			end_turn(counter);
+		return parity;
+	}
+
+	/* How many blocks with smaller keys add to the tile of queries. */
+	METHOD i32 turn_of(i32 query) const
+	{
+		i32 block = first / C::TILE_N;
+
+		if (!C::MASK)
+			return block;
+		i32 seen = max_of(at.band.first(query), 0) / C::TILE_N;
+		i32 sinks = min_of(ceil_div(at.band.sinks, C::TILE_N), seen);
+
+		return block < seen ? block : block - seen + sinks;
+	}
+
+	/* ---- the warpgroups of products ---- */
+
+	METHOD i32 group() const { return wave / 4; }
+	METHOD void sync_group() const { named_sync(OWN_BARRIER + group(), GROUP_THREADS); }
+
+	/* Rows from .. to - 1 of a tile become zero, as every warpgroup sees to for itself. */
+	METHOD static void clear_rows(u32 tile, int slabs, i32 slab, i32 from, i32 to)
+	{
+		i32 thread = thread_id() % GROUP_THREADS;
+
+		for (i32 r = from + thread / 8; r < to; r += GROUP_THREADS / 8)
+			for (i32 s = 0; s < slabs; s++)
+				store_zeros(tile + s * slab + r * 128 + thread % 8 * 16);
+	}
+	METHOD void cleared() const
+	{
+		fence_async();
+		sync_group();
+	}
+
+	/* Keys that no query sees: whatever is in memory there must not reach dQ. */
+	METHOD void clear_keys() const
+	{
+		const Band &band = at.band;
+		i32 end = at.seq.n_q > 0 ? band.last(at.seq.n_q - 1) + 1 : 0,
+		    begin = max_of(band.first(0), 0);
+
+		end -= first;
+		begin = C::MASK && first >= band.sinks ? begin - first : 0;
+		if (begin <= 0 && end >= C::TILE_N)
+			return;
+		end = max_of(end, 0);
+		begin = min_of(begin, C::TILE_N);
+		clear_rows(k_tile(), Q_SLABS, K_SLAB, 0, begin);
+		clear_rows(v_tile(), V_SLABS, K_SLAB, 0, begin);
+		clear_rows(k_tile(), Q_SLABS, K_SLAB, end, C::TILE_N);
+		clear_rows(v_tile(), V_SLABS, K_SLAB, end, C::TILE_N);
+		cleared();
+	}
+	METHOD void clear_queries(u32 tile, int slabs, i32 query) const
+	{
+		i32 end = at.seq.n_q - query;
+
+		if (end >= C::TILE_M)
+			return;
+		clear_rows(tile, slabs, Q_SLAB, end, C::TILE_M);
+		cleared();
+	}
+
+	/* D^T of the warpgroup's keys: keys x the tile's columns. */
+	template <int STEPS> METHOD static void start_scores(Scores &s, u32 keys, u32 queries)
+	{
+		u64 a = wgmma_descriptor(keys, 0), b = wgmma_descriptor(queries, 0);
+		const int IN_SLAB = SLAB_COLUMNS / 16;
+
+		settle(s.t[0]);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < STEPS; i++)
+			Wgmma<Element, TN>::along(
+				s.t[0], a + i / IN_SLAB * (K_SLAB >> 4) + i % IN_SLAB * STEP_ALONG,
+				b + i / IN_SLAB * (Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
+		wgmma_commit();
+	}
+	METHOD u32 own_keys(u32 tile) const
+	{
+		return tile + (SHARED ? 0 : group() * slab_bytes(GROUP_KEYS));
+	}
+	METHOD void wait_for_q(const Step &step) const
+	{
+		barrier_wait(q_full(step.q_stage()), step.q_parity());
+		clear_queries(q_tile(step.q_stage()), Q_SLABS, query_of(step));
+	}
+	METHOD void wait_for_do(const Step &step) const
+	{
+		barrier_wait(do_full(step.do_stage()), step.do_parity());
+		clear_queries(do_tile(step.do_stage()), V_SLABS, query_of(step));
+	}
+	METHOD void start_s(Scores &s, const Step &step) const
+	{
+		start_scores<C::HDIM_Q / 16>(s, own_keys(k_tile()), q_tile(step.q_stage()));
+	}
+	METHOD void start_dp(Scores &dp, const Step &step) const
+	{
+		start_scores<C::HDIM_V / 16>(dp, own_keys(v_tile()), do_tile(step.do_stage()));
+	}
+
+	/* sum += P^T X, X: the tile's rows. */
+	template <int T>
+	METHOD static void start_sum(RegTile<Core, 1, T> &sum, const Weights &p, u32 rows)
+	{
+		u64 b = wgmma_descriptor(rows, Q_SLAB);
+
+		settle(sum.t[0]);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < TN; i++)
+			Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r, b + i * STEP_ACROSS);
+		wgmma_commit();
+	}
+
+	METHOD void start_dq(Dq &dq, i32 block, i32 stage) const
+	{
+		const int IN_SLAB = SLAB_COLUMNS / 16;
+		u64 a = wgmma_descriptor(k_tile() + DQ.slab(group(), block) * K_SLAB, K_SLAB);
+		u64 b = wgmma_descriptor(ds_tile(stage) + DQ.first_query(group()) * 128, 0);
+
+		settle(dq.t);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < C::TILE_N / 16; i++)
+			Wgmma<Element, DQ_QUERIES / 16>::turned(
+				dq.t, a + i * STEP_ACROSS,
+				b + i / IN_SLAB * (Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
+		wgmma_commit();
+	}
+
+	/* Where lse and d of elements are, for bwd_scores.h. */
+	struct Stats {
+		u32 from; /* of the lane's first column */
+
+		METHOD float number(int n, int e, int which) const
+		{
+			return load_shared(from + (n * 8 + e / 4 * 4) * 16 + which * 8 + e % 2 * 4);
+		}
+		METHOD float lse(int, int n, int e) const { return number(n, e, 0); }
+		METHOD float d(int, int n, int e) const { return number(n, e, 1); }
+	};
+	METHOD Stats stats_of(const Step &step) const
+	{
+		return Stats{stats(step.q_stage()) + lane_id() % 4 * 16};
+	}
+
+	struct Nothing {
+		METHOD void operator()(int, int, i32, const typename Core::Acc &) const {}
+	};
+
+	METHOD bool is_masked(i32 query) const
+	{
+		if (first + C::TILE_N > at.band.end)
+			return true;
+		return C::MASK &&
+		       !at.band.sees_all(query, min_of(query + C::TILE_M, at.seq.n_q) - 1, first,
+					 C::TILE_N);
+	}
+
+	/* What needs the raw product and dP at once: bwd_scores.h's gradients() instead of weigh()
+	 * and differentiate(). */
+	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
+
+	/* S becomes P, but AT_ONCE. */
+	METHOD void weigh(Scores &s, const Step &step) const
+	{
+		i32 query = query_of(step);
+
+		Steps{*this}.prepare(s, query, is_masked(query));
+		UNROLL
+		for (int n = 0; n < TN && !AT_ONCE; n++)
+			UNROLL
+			for (int h = 0; h < 2; h++) {
+				float *x = s.t[0][n].x + h * 4;
+				chunk8 lse = load_shared_8(stats_of(step).from +
+							   (n * 8 + h * 4) * 16);
+
+				UNROLL
+				for (int e = 0; e < 4; e++)
+					x[e] = exp2_fast(x[e] * at.modifiers.unit +
+							 bits_to_float(lse.w[e % 2]));
+			}
+	}
+
+	/* dP becomes dS but for the scale; AT_ONCE, and S becomes P. */
+	METHOD void differentiate(Scores &p, Scores &dp, const Step &step) const
+	{
+		if (AT_ONCE)
+			return Steps{*this}.gradients(p, dp, query_of(step),
+						      is_masked(query_of(step)), stats_of(step),
+						      Nothing());
+		/* V may hold anything where a query does not look. */
+		if (is_masked(query_of(step)))
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (p.t[0][n].x[e] == 0.0f)
+						dp.t[0][n].x[e] = 0;
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int h = 0; h < 2; h++) {
+				const float *weight = p.t[0][n].x + h * 4;
+				float *x = dp.t[0][n].x + h * 4;
+				chunk8 d = load_shared_8(stats_of(step).from +
+							 (n * 8 + h * 4) * 16 + 8);
+
+				UNROLL
+				for (int e = 0; e < 4; e++)
+					x[e] = weight[e] * (x[e] - bits_to_float(d.w[e % 2]));
+			}
+	}
+
+	/* dS as rows of queries: a warpgroup's keys are a slab of columns. */
+	METHOD void store_ds(const Weights &ds, i32 stage) const
+	{
+		/* Matrices 0 and 1: the keys' halves, 2 and 3: of the next eight queries. */
+		i32 lane = lane_id(), query = lane / 16 * 8 + lane % 8,
+		    chunk = wave % 4 * 2 + lane / 8 % 2;
+		u32 to = ds_tile(stage) + (SHARED ? 0 : group() * Q_SLAB) + query * 128 +
+			 (chunk ^ lane % 8) * 16;
+
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			store_matrix_transposed(to + n * 16 * 128, ds.t[0][n].r);
+		fence_async();
+	}
+
+	/* S of the warpgroup's own keys is there: the product for dV begins, and dS is stored and
+	 * returned. */
+	METHOD Weights start_gradients(Scores &s, Scores &dp, RegTile<Core, 1, TV> &dv,
+				       const Step &step) const
+	{
+		Weights p, ds;
+
+		settle(s.t[0]);
+		weigh(s, step);
+		/* Over already. Without a branch the assembler moves the softmax behind the wait
+		 * for dP. */
+		barrier_wait(do_full(step.do_stage()), step.do_parity());
+		wgmma_wait<0>();
+		settle(dp.t[0]);
+		differentiate(s, dp, step);
+		p = round_to_operand(s);
+		start_sum(dv, p, do_tile(step.do_stage()));
+		ds = round_to_operand(dp);
+		store_ds(ds, step.ds_stage());
+		return ds;
+	}
+
+	/* The sender takes it from there. */
+	METHOD void store_dq(const Dq &dq, u32 parity) const
+	{
+		u32 to = dq_part(group()) + thread_id() % GROUP_THREADS * 16;
+
+		barrier_wait(dq_empty(group()), parity);
+		UNROLL
+		for (int j = 0; j < DQ_QUERIES / 8; j++)
+			store_shared_16(to + j * (GROUP_THREADS * 16), dq.t[j / 2].x + j % 2 * 4);
+		fence_async();
+		release(dq_full(group()));
+	}
+
+	typedef RegTile<Core, 1, TD> SumK;
+	typedef RegTile<Core, 1, TV> SumV;
+
+	/* Rows of a gradient, in chunks of 16 bytes. */
+	template <int T>
+	METHOD void store(const RegTile<Core, 1, T> &sum, const abi_tensor &t, i32 hdim,
+			  float factor) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = row_of(0) + Core::stat_row(r);
+			u16 *to = (u16 *)t.data + k_offset(t, at.seq, row, head_k);
+
+			UNROLL
+			for (int d = 0; d < T; d += 2) {
+				u32 x[4];
+				i32 dim = d * 16 + lane_id() % 4 * 8;
+
+				UNROLL
+				for (int i = 0; i < 4; i++) {
+					const float *pair = sum.t[0][d + i / 2].x + i % 2 * 4 +
+							    2 * r;
+
+					x[i] = Element::pack2(pair[0] * factor, pair[1] * factor);
+				}
+				turn_words(x, lane_id());
+				if (row < at.seq.n_k && dim < hdim)
+					*(chunk16 *)(to + dim) = chunk16{{x[0], x[1], x[2], x[3]}};
+			}
+		}
+	}
+
+	METHOD void make_barriers() const
+	{
+		if (thread_id() == 0) {
+			barrier_init(kv_full(), 1);
+			UNROLL
+			for (int i = 0; i < Q_STAGES; i++) {
+				/* the copies; the warp that brings LSE and D */
+				barrier_init(q_full(i), 1 + FMHA_WAVE);
+				barrier_init(q_empty(i), C::THREADS);
+			}
+			UNROLL
+			for (int i = 0; i < DO_STAGES; i++) {
+				barrier_init(do_full(i), 1);
+				barrier_init(do_empty(i), C::WAVES_M);
+			}
+			UNROLL
+			for (int i = 0; i < GROUPS; i++) {
+				barrier_init(dq_full(i), 4);
+				barrier_init(dq_empty(i), 1);
+			}
+			barrier_publish();
+		}
+		block_sync();
+	}
+
+	/* The last warpgroup's roles. */
+	METHOD void serve(const TensorMap &q, const TensorMap &k, const TensorMap &v,
+			  const TensorMap &d_o) const
+	{
+		i32 role = wave_id() - C::WAVES_M;
+
+		if (n_steps() == 0)
+			return;
+		if (role == 3)
+			bring_stats();
+		else if (lane_id() == 0 && role == 0)
+			load(q, k, v, d_o);
+		else if (lane_id() == 0)
+			send_dq(role - 1);
+	}
+};
+
+#endif

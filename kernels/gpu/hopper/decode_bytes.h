@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * decode_bytes.h: keys and values of 8 bits for decode's loop. They come and lie as bytes; two at a
+ * time become f16, which holds each of them exactly, once they are operands. What order they have
+ * within 16 is what makes that cheap:
+ * Q K^T  a lane's word of K is dims 4t .. 4t + 3, where an operand has 2t, 2t + 1, 2t + 8 and 2t +
+ * 9: Q is laid
+ *          out for the former
+ * P V    a lane's word of V is dims 2g and 2g + 1 of keys 2t and 2t + 1: one half of an accumulator
+ * has the even
+ *          dims, the other the odd ones
+ * A tile of them is one of 16-bit elements that has half as many columns.
+ */
+#ifndef FMHA_GPU_DECODE_BYTES_H
+#define FMHA_GPU_DECODE_BYTES_H
+
+#include "block/fwd_output.h"
+
+/* C for such keys: factors of whole heads wait for the end, and do not concern the scores one by
+ * one. */
+template <class C> struct BytesInF16 : C {
+	typedef CoreMma<F16> Core;
+	static const bool DESCALE = false;
+};
+
+/* Widens two dims each of two keys: the first dim's two keys, and the second's. */
+DEV void widen_columns(u32 word, u32 *even, u32 *odd)
+{
+	widen(__byte_perm(word, 0, 0x3120), even, odd);
+}
+
+/* As multiply_abt(). */
+template <int K, class Core, int TM, int TN, class A, class B>
+DEV void multiply_bytes_abt(RegTile<Core, TM, TN> &s, const A &a, const B &b, i32 column)
+{
+	typename A::Reader read_a(a);
+	typename B::RowReader read_b(b, column);
+
+	UNROLL
+	for (int k = 0; k < K / 32; k++)
+		UNROLL
+		for (int n = 0; n < TN; n++) {
+			typename Core::Operand y = read_b(n, k), z;
+
+			UNROLL
+			for (int half = 0; half < 2; half++) {
+				widen(y.r[half], &z.r[0], &z.r[1]);
+				widen(y.r[half + 2], &z.r[2], &z.r[3]);
+				UNROLL
+				for (int m = 0; m < TM; m++)
+					Core::multiply(s.t[m][n], read_a(m, 2 * k + half), z);
+			}
+		}
+}
+
+/* As multiply_ab(); dim_of() says where columns are. */
+template <class Core, int TM, int TN, int TD, class B>
+DEV void multiply_bytes_ab(RegTile<Core, TM, TD> &o, const OperandTile<Core, TM, TN> &p, const B &b,
+			   i32 row)
+{
+	typename B::ColumnReader read_b(b, row);
+
+	UNROLL
+	for (int n = 0; n < TN; n++)
+		UNROLL
+		for (int d = 0; d < TD / 2; d++) {
+			typename Core::Operand y = read_b(n, d), z;
+
+			UNROLL
+			for (int half = 0; half < 2; half++) {
+				widen_columns(y.r[2 * half], &z.r[0], &z.r[2]);
+				widen_columns(y.r[2 * half + 1], &z.r[1], &z.r[3]);
+				UNROLL
+				for (int m = 0; m < TM; m++)
+					Core::multiply(o.t[m][2 * d + half], p.t[m][n], z);
+			}
+		}
+}
+
+DEV i32 dim_of_bytes(int e) { return lane_id() % 4 * 4 + 2 * (e & 1) + (e >> 2); }
+
+/* 16 neighbours from any view; zero when !valid, and beyond the head. */
+template <class View> DEV chunk16 load_bytes(const View &view, i32 row, i32 dim, bool valid)
+{
+	u32 w0 = 0, w1 = 0, w2 = 0, w3 = 0;
+
+	if (!valid || dim >= view.hdim)
+		return chunk16{{0, 0, 0, 0}};
+	if (view.vector) {
+		chunk8 c = *(const chunk8 *)view.at(row, dim);
+
+		w0 = c.w[0], w1 = c.w[1];
+		if (dim + 8 < view.hdim) {
+			c = *(const chunk8 *)view.at(row, dim + 8);
+			w2 = c.w[0], w3 = c.w[1];
+		}
+		return chunk16{{w0, w1, w2, w3}};
+	}
+	NO_UNROLL
+	for (int i = 0; i < 16 && dim + i < view.hdim; i++) {
+		u32 x = (u32)*view.at(row, dim + i) << i % 4 * 8;
+
+		w0 |= i / 4 == 0 ? x : 0, w1 |= i / 4 == 1 ? x : 0;
+		w2 |= i / 4 == 2 ? x : 0, w3 |= i / 4 == 3 ? x : 0;
+	}
+	return chunk16{{w0, w1, w2, w3}};
+}
+
+/* Rows of Q as multiply_bytes_abt() reads them. */
+template <int ROWS, int HDIM, int THREADS, class Tile, class View>
+DEV void put_queries(const Tile &to, const View &view, i32 first, i32 end)
+{
+	const int CHUNKS = HDIM / 16;
+
+	NO_UNROLL
+	for (i32 index = thread_id(); index < ROWS * CHUNKS; index += THREADS) {
+		i32 r = index / CHUNKS, c = index % CHUNKS;
+		chunk16 x = load_bytes(view, first + r, c * 16, first + r < end), low, high;
+
+		UNROLL
+		for (int i = 0; i < 4; i++)
+			widen(x.w[i], &low.w[i], &high.w[i]);
+		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c)) = low;
+		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c + 1)) = high;
+	}
+}
+
+#endif

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * decode_share.h: what a block of decode's splits has to do where no size of a split is given
+ * (abi.h): an equal share of all keys that there are, however long each sequence is. Lengths are
+ * read here, so that a launch that was captured follows them.
+ *
+ * Units are tiles of keys. They lie in a row: sequence after sequence, head after head, tile of
+ * rows after tile of rows, and of each of these items the tiles of keys that its rows see. Block g
+ * has units g * chunk to (g + 1) * chunk, and so pieces of one or more items. A piece is the item's
+ * n-th part where n chunks begin within the item in front of it; no item has more parts than there
+ * is room for, since a chunk is at least the longest item by one less of them. Parts that an item
+ * does not have are left empty by whoever has its last one.
+ *
+ * A piece costs a block as much as PIECE tiles: so many units stand in front of an item's own.
+ * Where blocks are many and chunks small, items are rounded up to whole chunks instead, so that no
+ * block has two pieces.
+ */
+#ifndef FMHA_GPU_DECODE_SHARE_H
+#define FMHA_GPU_DECODE_SHARE_H
+
+#include "block/fwd_block.h"
+
+/* a / b of numbers that floats hold: 0 <= a < 2^24, b > 0. A division of integers takes three times
+ * as long, one after the other at the beginning of a block, when nothing is on its way yet. */
+DEV i32 quotient(i32 a, i32 b)
+{
+	i32 q = (i32)((float)a * reciprocal((float)b)), rest = a - q * b;
+
+	return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
+}
+DEV i32 quotient_up(i32 a, i32 b) { return quotient(a + b - 1, b); }
+
+template <class C> struct DecodeShare {
+	static const int PIECE = 192 / C::TILE_N > 1 ? 192 / C::TILE_N : 1;
+
+	/* What a sequence's items are. Without rows there are none; without keys each has one unit:
+	 * somebody has to say that nothing was found. */
+	struct Extent {
+		i32 first, count; /* tiles of keys that rows see */
+		i32 n_tiles;      /* of rows */
+	};
+
+	const abi_fwd_args &a;
+	i32 unit, end, chunk; /* of the block; units of a block */
+	i32 batch, start_of;  /* the sequence at which `unit` is, and its first unit */
+	bool rounds;          /* items to whole chunks */
+
+	METHOD DecodeShare(const abi_fwd_args &args) : a(args) {}
+
+	METHOD Sequence sequence(i32 b) const { return find_sequence(a.sequences, &a.cache, b); }
+
+	METHOD Extent extent_of(const Sequence &seq) const
+	{
+		Band band = Band::make<C::MASK>(a.band, seq, 0, seq.n_k);
+		i32 n_q = seq.n_q < a.min_seqlen_q ? 0 : seq.n_q,
+		    rows = n_q * (a.nhead_q / a.nhead_k);
+
+		if (C::MASK && band.sinks > 0)
+			band.anchor_left = -(1 << 29);
+		const ColumnTiles tiles = ColumnTiles::make<false>(band, 0, seq.n_q - 1, C::TILE_N);
+
+		return Extent{tiles.first, max_of(tiles.count, 1), ceil_div(rows, C::TILE_M)};
+	}
+
+	METHOD i32 items(const Extent &x) const { return a.nhead_k * x.n_tiles; }
+	METHOD i32 units_of_item(const Extent &x) const
+	{
+		return rounds ? quotient_up(x.count, chunk) * chunk : PIECE + x.count;
+	}
+	METHOD i32 units(const Extent &x) const { return items(x) * units_of_item(x); }
+
+	METHOD bool all_alike() const
+	{
+		const abi_sequences &s = a.sequences;
+
+		return !s.seqstart_q && !s.seqstart_k && !s.seqlen_q && !s.seqlen_k &&
+		       !s.leftpad_k && !a.cache.kv_indptr;
+	}
+
+	METHOD bool goes_on() const { return unit < end; }
+
+	/* Return: whether there is a piece. */
+	METHOD bool begin()
+	{
+		if (all_alike())
+			begin_alike();
+		else
+			begin_among();
+		return goes_on();
+	}
+
+	/* @n, @total: items and their tiles; @longest: tiles of one. */
+	METHOD void choose_chunk(i32 n, i32 total, i32 longest)
+	{
+		i32 blocks = (i32)gridDim.x,
+		    room = quotient_up(PIECE + longest, max_of(a.n_splits - 1, 1));
+		i32 whole = n < blocks ? max_of(quotient_up(total, blocks - n),
+						quotient_up(longest, a.n_splits))
+				       : total;
+
+		chunk = max_of(max_of(quotient_up(total + n * PIECE, blocks), room), 1);
+		rounds = n < blocks && whole <= chunk + 1;
+		if (rounds)
+			chunk = max_of(whole, 1);
+	}
+
+	METHOD void begin_alike()
+	{
+		const Extent x = extent_of(sequence(0));
+		i32 n = items(x), all = n * a.sequences.batch;
+
+		choose_chunk(all, all * x.count, x.count);
+		n *= units_of_item(x);
+		begin_at(n * a.sequences.batch);
+		batch = n > 0 ? quotient(unit, n) : 0;
+		start_of = batch * n;
+	}
+
+	METHOD void begin_at(i32 total)
+	{
+		unit = block_id_x() * chunk;
+		end = min_of(total, unit + chunk);
+		if (unit >= end)
+			unit = end = 0;
+	}
+
+	/* A lane looks at a sequence, or a run of them, and all waves do the same. */
+	METHOD void begin_among()
+	{
+		i32 run = ceil_div(a.sequences.batch, FMHA_WAVE),
+		    from = min_of(lane_id() * run, a.sequences.batch), b = from;
+		i32 to = min_of(from + run, a.sequences.batch), n = 0, tiles = 0, longest = 0,
+		    sum = 0, before;
+		Extent x = {0, 0, 0};
+		bool is_mine;
+
+		NO_UNROLL
+		for (i32 i = from; i < to; i++) {
+			x = extent_of(sequence(i));
+			n += items(x);
+			tiles += items(x) * x.count;
+			longest = max_of(longest, x.n_tiles ? x.count : 0);
+		}
+		choose_chunk(sum_of_wave(n), sum_of_wave(tiles), most_of_wave(longest));
+		if (run == 1 && from < to)
+			sum = units(x);
+		NO_UNROLL
+		for (i32 i = from; run > 1 && i < to; i++)
+			sum += units(extent_of(sequence(i)));
+		before = sum_before(sum);
+		begin_at(sum_of_wave(sum));
+		is_mine = before <= unit && unit < before + sum;
+		NO_UNROLL
+		for (; run > 1 && is_mine && unit >= before + (n = units(extent_of(sequence(b))));
+		     b++)
+			before += n;
+		start_of = sum_of_wave(is_mine ? before : 0);
+		batch = sum_of_wave(is_mine ? b : 0);
+	}
+
+	METHOD static i32 sum_before(i32 x)
+	{
+		i32 sum = x;
+
+		UNROLL
+		for (int i = 1; i < FMHA_WAVE; i *= 2) {
+			i32 other = (i32)shuffle_word((u32)sum, max_of(lane_id() - i, 0));
+
+			sum += lane_id() < i ? 0 : other;
+		}
+		return sum - x;
+	}
+	METHOD static i32 most_of_wave(i32 x)
+	{
+		UNROLL
+		for (int i = 1; i < FMHA_WAVE; i *= 2)
+			x = max_of(x, (i32)shuffle_word((u32)x, lane_id() ^ i));
+		return x;
+	}
+
+	/* The next piece, which there is. The last one of an item, and no other, ends with the
+	 * keys. */
+	METHOD void take(ForwardBlock<C> &block, Band *ret_band)
+	{
+		Sequence seq = sequence(batch);
+		Extent x = extent_of(seq);
+		i32 n = units(x);
+
+		while (unit - start_of >= n) {
+			start_of += n;
+			seq = sequence(++batch);
+			x = extent_of(seq);
+			n = units(x);
+		}
+		i32 of_item = units_of_item(x), item = quotient(unit - start_of, of_item),
+		    item_start = start_of + item * of_item;
+		i32 at = unit - item_start, last = min_of(at + end - unit, of_item),
+		    lead = rounds ? 0 : PIECE;
+		i32 tile = max_of(at - lead, 0), tile_end = max_of(last - lead, 0);
+		i32 head = x.n_tiles == 1 ? item : quotient(item, x.n_tiles);
+
+		block.place(seq, item - head * x.n_tiles, head,
+			    block_id_x() - quotient(item_start, chunk));
+		*ret_band = Band::make<C::MASK>(
+			a.band, seq, (x.first + tile) * C::TILE_N,
+			tile_end >= x.count ? seq.n_k : (x.first + tile_end) * C::TILE_N);
+		unit += last - at;
+	}
+};
+
+#endif

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fwd_decode.h: forward attention of few rows, which is as fast as memory brings keys and values.
+ * All that counts is how many bytes are under way, from the first instruction to the last.
+ *
+ * The waves of a block come in teams. A team has a share of every tile of keys to itself: it
+ * fetches those, into a ring of stages of its own, and has a softmax of its own; teams meet at the
+ * beginning, for Q, and at the end, to merge. Between these no barrier is wider than a team, and
+ * one wave is a team where a wave holds all rows. A stage is filled again as soon as it was read,
+ * so that all others are always under way.
+ *
+ * Where rows lie in pages each lane looks a key's page up a tile ahead. Keys of 8 bits:
+ * decode_bytes.h. Blocks that share all keys: decode_share.h.
+ */
+#ifndef FMHA_GPU_FWD_DECODE_H
+#define FMHA_GPU_FWD_DECODE_H
+
+#include "decode_bytes.h"
+#include "decode_share.h"
+#include "block/fwd_partials.h"
+#include "block/fwd_scores.h"
+#include "tma.h"
+
+template <int N> DEV void copy_async_wait_but()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* FACTORS: Q, K and V have some, those of K and V for whole heads. */
+template <class C, bool FACTORS> struct Decode {
+	typedef typename C::Core Core;
+	typedef typename Core::Type Type; /* of the products */
+	typedef typename C::Element Element;
+	typedef typename ForwardBlock<C>::Keys Keys;
+	static const int TM = C::TILE_M / 16 / C::WAVES_M, TN = C::TILE_N / 16 / C::WAVES_N;
+	static const int TD = C::HDIM_V / 16, TK = C::HDIM_Q / 16;
+	static_assert(TM * 16 * C::WAVES_M == C::TILE_M, "a team's waves share whole 16-row tiles");
+	static_assert(TN * 16 * C::WAVES_N == C::TILE_N, "teams share whole 16-column tiles");
+	static_assert(!C::DROPOUT, "rows belong to several heads");
+
+	static const int TEAM = C::WAVES_M * FMHA_WAVE; /* threads */
+	static const int SHARE = TN * 16;               /* keys of a tile that a team has */
+	static_assert(SHARE <= FMHA_WAVE, "a lane knows the page of a key");
+	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> QTile;
+	static const int BYTES = sizeof(typename Element::Storage);
+	static const bool NARROW = BYTES == 1;
+	typedef typename Core::template Tile<SHARE, C::HDIM_Q * BYTES / 2, TEAM, true, false> KTile;
+	typedef typename Core::template Tile<SHARE, C::HDIM_V * BYTES / 2, TEAM, false, true> VTile;
+	typedef RegTile<Core, TM, TN> Scores;
+	typedef ForwardScores<C, TM, TN> Steps;
+	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64), C::BIAS == BIAS_MATRIX> Rule;
+	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
+	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES),
+		      "as lds.h says");
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES) <= C::LDS_BYTES,
+		      "the host asks lds.h, too");
+
+	/* Q in registers, where they allow it. */
+	struct HeldQueries {
+		typename Core::Operand t[TM][TK];
+
+		struct Reader {
+			const HeldQueries &q;
+			METHOD Reader(const HeldQueries &held) : q(held) {}
+			METHOD typename Core::Operand operator()(int m, int k) const
+			{
+				return q.t[m][k];
+			}
+		};
+	};
+	static const bool HOLDS_QUERIES = TM == 1 && C::HDIM_Q <= 128;
+
+	/* A lane's key of a share: where in the cache it is, and the page table's word for it, at
+	 * which nobody looks before it is needed: it is still on its way. */
+	struct PagePlace {
+		i32 entry, slot;
+	};
+
+	ForwardBlock<C> block;
+	Keys keys, values;
+	Band band;
+	Modifiers<C> modifiers;
+	i32 wave_m, wave_n;
+	RegTile<Core, TM, TD> o;
+	SoftmaxRows<Core, TM> rows;
+	RowVector<Core, TM> factors; /* of Q and K */
+
+	METHOD Decode(const abi_fwd_args &args) : block(args) {}
+
+	METHOD i32 wave_row() const { return block.tile_row + wave_m * TM * 16; }
+	METHOD i32 thread_of_team() const { return thread_id() % TEAM; }
+
+	METHOD void team_sync() const
+	{
+		if (TEAM == FMHA_WAVE)
+			wave_sync();
+		else
+			named_sync(1 + wave_n, TEAM);
+	}
+
+	METHOD void run(char *lds)
+	{
+		i32 wave = wave_id();
+
+		wave_m = wave % C::WAVES_M;
+		wave_n = wave / C::WAVES_M;
+		if constexpr (C::SHARES)
+			return run_share(lds);
+		block.locate(block_id_x(), block_id_y(), block_id_z());
+		if (block.is_idle())
+			return;
+		if (C::SPLIT)
+			let_next_stage_begin();
+		band = block.band();
+		run_piece(lds);
+	}
+
+	/* Piece after piece. */
+	METHOD void run_share(char *lds)
+	{
+		DecodeShare<C> share(block.a);
+
+		let_next_stage_begin();
+		if (!share.begin())
+			return;
+		NO_UNROLL
+		while (true) {
+			share.take(block, &band);
+			run_piece(lds);
+			if (band.end == block.seq.n_k) /* an item's last part, and no other */
+				empty_other_parts();
+			if (!share.goes_on())
+				return;
+			block_sync(); /* nobody reads what waves found any more */
+		}
+	}
+
+	/* The parts behind an item's last one. */
+	METHOD void empty_other_parts()
+	{
+		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
+		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row),
+		    rest = block.a.n_splits - 1 - block.split;
+		i64 step = (i64)block.a.nhead_q * block.a.sequences.total_q;
+
+		for (i32 i = thread_id(); i < n_rows * rest; i += C::THREADS)
+			block.a.lse_acc[output.split_row(
+						block.place_of(block.tile_row + i % n_rows)) +
+					(1 + i / n_rows) * step] = minus_infinity();
+	}
+
+	METHOD void run_piece(char *lds)
+	{
+		modifiers = Modifiers<C>::make(block.a, block.seq);
+		keys = block.keys();
+		values = block.values();
+		o.zero();
+		rows.init();
+		if (FACTORS)
+			find_factors();
+		sum_tiles(lds);
+		block_sync(); /* nobody reads Q and keys any more */
+		finish((float *)lds);
+	}
+
+	METHOD Steps steps() const { return Steps{block, keys, modifiers}; }
+
+	METHOD void find_factors()
+	{
+		float k = steps().key_descale(block.a.k_descale, 0);
+
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				factors.v[m][r] = k *
+						  steps().q_descale(block.place_of(
+							  wave_row() + m * 16 + Core::stat_row(r)));
+	}
+
+	METHOD void sum_tiles(char *lds)
+	{
+		const Reach<C> reach = Reach<C>::make(block, band);
+		const ColumnTiles tiles = reach.tiles(band);
+		char *ring = lds + QTile::BYTES + wave_n * (STAGES * STAGE);
+		PagePlace place = find(tiles, 0);
+		QTile q;
+
+		q.place(lds, wave_m);
+		NO_UNROLL
+		for (i32 n = 0; n < STAGES; n++) {
+			/* on its way before this one is waited for */
+			PagePlace next = find(tiles, n + 1);
+
+			if (n < tiles.count)
+				fetch(ring + n * STAGE, tiles, reach, n, place);
+			if (n == 0)
+				fetch_queries(q);
+			copy_async_commit();
+			place = next;
+		}
+		copy_async_wait_but<STAGES - 1>();
+		block_sync(); /* Q is there */
+		if constexpr (HOLDS_QUERIES) {
+			typename QTile::Reader read(q);
+			HeldQueries held;
+
+			UNROLL
+			for (int k = 0; k < TK; k++)
+				held.t[0][k] = read(0, k);
+			walk(ring, tiles, reach, place, held);
+		} else {
+			walk(ring, tiles, reach, place, q);
+		}
+	}
+
+	METHOD void fetch_queries(QTile &q) const
+	{
+		if constexpr (NARROW)
+			put_queries<C::TILE_M, C::HDIM_Q, C::THREADS>(q.tile, block.queries(),
+								      block.tile_row, block.n_rows);
+		else
+			q.template fetch<Element>(block.queries(), block.tile_row, block.n_rows);
+	}
+
+	template <class Queries>
+	METHOD void walk(char *ring, const ColumnTiles &tiles, const Reach<C> &reach,
+			 PagePlace place, const Queries &q)
+	{
+		i32 stage = 0;
+
+		NO_UNROLL
+		for (i32 n = 0; n < tiles.count; n++) {
+			char *at = ring + stage * STAGE;
+
+			copy_async_wait_but<STAGES - 1>();
+			team_sync(); /* what the team's other threads copied is there, too */
+			add_tile(at, share_of(tiles, n), reach.is_masked(band, tiles.column(n)), q);
+			team_sync(); /* nobody reads it any more */
+			if (n + STAGES < tiles.count)
+				fetch(at, tiles, reach, n + STAGES, place);
+			copy_async_commit();
+			place = find(tiles, n + STAGES + 1);
+			stage = stage + 1 == STAGES ? 0 : stage + 1;
+		}
+	}
+
+	/* First column of the team's share of a tile. */
+	METHOD i32 share_of(const ColumnTiles &tiles, i32 n) const
+	{
+		return tiles.column(n) + wave_n * SHARE;
+	}
+
+	template <class Queries>
+	METHOD void add_tile(char *at, i32 column, bool masked, const Queries &q)
+	{
+		RowVector<Core, TM> factor;
+		KTile k;
+		VTile v;
+		Scores s;
+
+		k.place(at);
+		v.place(at + KTile::BYTES);
+		s.zero();
+		if constexpr (NARROW)
+			multiply_bytes_abt<C::HDIM_Q>(s, q, k, 0);
+		else
+			multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
+		if (FACTORS)
+			scale_rows(s, factors);
+		if (C::LOGITS)
+			steps().make_logits(s, wave_row(), column);
+		if (masked)
+			steps().mask(s, band, wave_row(), column);
+		if (Rule::update(rows, s, modifiers.unit, &factor))
+			scale_rows(o, factor);
+		if (C::DESCALE)
+			steps().drop(s, wave_row(), column);
+		if constexpr (NARROW)
+			multiply_bytes_ab(o, round_to_operand(s), v, 0);
+		else
+			multiply_ab(o, round_to_operand(s), v, 0, Core());
+	}
+
+	/* ---- tiles on their way ---- */
+
+	static const int UNIT = 16 / BYTES; /* elements of a copy */
+
+	/* Views know of 8 neighbours; of 8 bits it takes 16. */
+	METHOD static bool can_copy(const Keys &view)
+	{
+		const u64 strides = (u64)view.stride_seq |
+				    (view.page_size ? (u64)view.stride_page : 0);
+
+		return view.vector &&
+		       (!NARROW ||
+			(((u64)view.base | (u64)view.hdim | (view.packed_layout ? 0 : strides)) &
+			 15) == 0);
+	}
+
+	METHOD PagePlace find(const ColumnTiles &tiles, i32 n) const
+	{
+		if (!C::PAGED || !keys.page_size || n >= tiles.count)
+			return PagePlace{0, 0};
+		i32 column = share_of(tiles, n) + lane_id() % SHARE;
+		i32 position = min_of(column, block.seq.n_k - 1) + block.seq.leftpad;
+
+		return PagePlace{keys.entry_of(position), position % keys.page_size};
+	}
+
+	METHOD void fetch(char *at, const ColumnTiles &tiles, const Reach<C> &reach, i32 n,
+			  PagePlace place) const
+	{
+		i32 tile = tiles.column(n), column = share_of(tiles, n);
+
+		fetch_rows<KTile, C::HDIM_Q>(at, keys, column, FROM_THE_FIRST, band.end, place);
+		fetch_rows<VTile, C::HDIM_V>(at + KTile::BYTES, values, column,
+					     reach.first_value(band, tile),
+					     reach.end_of_values(band), place);
+	}
+
+	/* Rows column .. of the view, zero before `begin` and from `end` on. */
+	template <class Tile, int HDIM>
+	METHOD void fetch_rows(char *to, const Keys &view, i32 column, i32 begin, i32 end,
+			       PagePlace place) const
+	{
+		if constexpr (SameType<Type, Element>::value || NARROW)
+			if (can_copy(view) && (!C::PAGED || can_count(view)))
+				return copy_rows<Tile, HDIM>(shared_address(to), view, column,
+							     begin, end, place);
+		const int CHUNKS = HDIM / UNIT;
+
+		NO_UNROLL
+		for (i32 index = thread_of_team(); index < SHARE * CHUNKS; index += TEAM) {
+			i32 r = index / CHUNKS, c = index % CHUNKS;
+
+			bool valid = column + r < end && column + r >= begin;
+			chunk16 x;
+
+			if constexpr (TAILS && SameType<Type, Element>::value)
+				if (!view.vector && view.pairs) {
+					copy_async_pairs(shared_address(to) + Tile::S::offset(r, c),
+							 view, column + r, c * UNIT, valid);
+					continue;
+				}
+			if constexpr (NARROW)
+				x = load_bytes(view, column + r, c * UNIT, valid);
+			else
+				x = load_chunk<Type, Element>(view, column + r, c * UNIT, valid);
+			*(chunk16 *)(to + Tile::S::offset(r, c)) = x;
+		}
+	}
+
+	/* The same by copies that go on alone. A thread keeps its column of 16 bytes. */
+	template <class Tile, int HDIM> struct Copier {
+		/* rows a pass */
+		static const int CHUNKS = HDIM / UNIT, WIDTH = power_of_2_from(CHUNKS),
+				 STEP = TEAM / WIDTH;
+		u32 to;
+		i32 chunk, first; /* of the thread: its column, its first row */
+		i32 column, begin, end;
+		bool exists;
+
+		/* address(n, r): of row r, which is the thread's n-th. */
+		template <class Address> METHOD void copy(const Address &address) const
+		{
+			UNROLL
+			for (int n = 0; n < (SHARE + STEP - 1) / STEP; n++) {
+				i32 r = first + n * STEP, j = column + r;
+				const typename Element::Storage *from = address(n * STEP, r);
+
+				if ((WIDTH != CHUNKS && chunk >= CHUNKS) ||
+				    (SHARE % STEP != 0 && r >= SHARE))
+					/* lanes beyond a row's chunks, and rows beyond the share */
+					continue;
+				/* Where nothing is copied the address does not matter. */
+				copy_async_16(to + Tile::S::offset(r, chunk), from,
+					      exists && j < end &&
+						      (begin == FROM_THE_FIRST || j >= begin));
+			}
+		}
+	};
+
+	template <class Tile, int HDIM>
+	METHOD void copy_rows(u32 to, const Keys &view, i32 column, i32 begin, i32 end,
+			      PagePlace place) const
+	{
+		typedef Copier<Tile, HDIM> Copies;
+		i32 thread = hidden_lane(thread_of_team()), chunk = thread % Copies::WIDTH,
+		    first = thread / Copies::WIDTH;
+		const Copies copies = {
+			to, chunk, first, column, begin, end, chunk * UNIT < view.hdim};
+
+		if constexpr (!C::PAGED) {
+			const typename Element::Storage *from = view.at(column + first,
+									chunk * UNIT);
+
+			copies.copy([&](int n, i32) { return from + n * view.stride_seq; });
+		} else {
+			i64 stride = row_stride(view);
+			i32 unit = (i32)((view.page_at(place.entry) * view.stride_page +
+					  place.slot * stride) /
+					 UNIT);
+			const typename Element::Storage *from =
+				view.base + (view.packed_layout ? (i64)chunk * view.page_size * UNIT
+								: chunk * UNIT);
+
+			/* rows side by side lie in one page */
+			if ((view.page_size | view.leftpad) % RUN == 0) {
+				copies.copy([&](int, i32 r) {
+					return from +
+					       (i64)(i32)shuffle_word(unit, r / RUN * RUN) * UNIT +
+					       r % RUN * stride;
+				});
+			} else {
+				copies.copy([&](int, i32 r) {
+					return from + (i64)(i32)shuffle_word(unit, r) * UNIT;
+				});
+			}
+		}
+	}
+
+	/* In pages places are counted in chunks of 16 bytes: 32 bits are enough for most caches. */
+	static const int RUN = 16;
+	METHOD static i64 row_stride(const Keys &view)
+	{
+		return view.packed_layout ? UNIT : view.stride_seq;
+	}
+	METHOD static bool can_count(const Keys &view)
+	{
+		const i64 most = (i64)1 << 34;
+		i64 pages = view.n_pages * view.stride_page,
+		    rows = view.page_size * row_stride(view);
+
+		return view.page_size && pages >= 0 && rows >= 0 && pages + rows < most;
+	}
+	/* ---- from sums to results ---- */
+
+	typedef PartialRows<C, C::WAVES_N, lds_stage_stride(C::HDIM_V)> Partials;
+	static_assert(Partials::FLOATS * 4 == lds_decode_partial(C::cut(C::TILE_M, C::TILE_N)),
+		      "as lds.h says");
+
+	METHOD static i32 dim_of(int e) { return NARROW ? dim_of_bytes(e) : Core::column(e); }
+
+	METHOD void finish(float *lds)
+	{
+		const int FOURS = C::HDIM_V / 4;
+		const Partials partials = {lds};
+		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
+		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row);
+		float v = FACTORS ? steps().key_descale(block.a.v_descale, 0) : 1.0f;
+
+		put_rows(partials);
+		block_sync();
+		for (i32 i = thread_id(); i < n_rows * FOURS; i += C::THREADS) {
+			i32 row = i / FOURS, dim = i % FOURS * 4;
+
+			store_slot(output, partials.merge(row, dim, modifiers.unit), row, dim, v);
+		}
+	}
+
+	METHOD void put_rows(const Partials &partials)
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				i32 row = (wave_m * TM + m) * 16 + Core::stat_row(r);
+				float sum = Core::row_sum(rows.l(m, r));
+
+				if (lane_id() % 4 == 0)
+					partials.put_stats(wave_n, row, rows.m(m, r), sum);
+				UNROLL
+				for (int d = 0; d < TD; d++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (Core::stat(e) == r)
+							partials.sums(wave_n,
+								      row)[d * 16 + dim_of(e)] =
+								o.t[m][d].x[e];
+			}
+	}
+};
+
+template <class C, bool NARROW = sizeof(typename C::Element::Storage) == 1>
+struct Forward : Decode<C, false> {
+	METHOD Forward(const abi_fwd_args &args) : Decode<C, false>(args) {}
+};
+template <class C> struct Forward<C, true> : Decode<BytesInF16<C>, C::DESCALE> {
+	METHOD Forward(const abi_fwd_args &args) : Decode<BytesInF16<C>, C::DESCALE>(args) {}
+};
+
+#endif

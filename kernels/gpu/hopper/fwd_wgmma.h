@@ -1,0 +1,952 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and
+ * scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the
+ * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values (wgmma_values.h).
+ * The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one
+ * behind the other while the softmax of those scores is computed, so that the tensor cores seldom
+ * wait.
+ *
+ * In pages a tile of keys comes in boxes of as many rows as divide both a tile's and a page's, each
+ * asked for by a lane that has looked up its page a tile ahead, of any of the loading warps: a warp
+ * asks for one after the other. What lies behind the sequence is asked for beyond the last page:
+ * the engine brings zeros, and nobody looks at the table there.
+ *
+ * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first.
+ * Blocks take pieces of work (rows of one head) in turn: a grid of one block a multiprocessor keeps
+ * loading across them, one block a piece leaves the order to the hardware.
+ */
+#ifndef FMHA_GPU_FWD_WGMMA_H
+#define FMHA_GPU_FWD_WGMMA_H
+
+#include "block/fwd_output.h"
+#include "block/fwd_scores.h"
+#include "fwd_wgmma_cap.h"
+#include "block/packed_pieces.h"
+#include "wgmma_values.h"
+
+/* Quotients of numbers below 2^31 by one that stays. */
+struct Divisor {
+	i32 by;
+	u32 inverse;
+
+	METHOD static Divisor make(i32 by) { return Divisor{by, 0xffffffffu / (u32)by}; }
+	METHOD i32 quotient(i32 n) const
+	{
+		i32 least = (i32)multiply_high((u32)n, inverse); /* or one more */
+
+		return n - least * by < by ? least : least + 1;
+	}
+};
+
+template <class C> struct ForwardWgmma : ForwardBlock<C> {
+	typedef ForwardBlock<C> Block;
+	typedef typename C::Core Core;
+	typedef typename C::Element Element;
+	using Block::a;
+	using Block::head;
+	using Block::head_k;
+	using Block::n_rows;
+	using Block::seq;
+	using Block::tile_row;
+	static const int TN = C::TILE_N / 16, TD = C::HDIM_V / 16;
+	static_assert(C::TILE_M == 16 * C::WAVES_M && C::WAVES_N == 1,
+		      "a wave has 16 rows of its warpgroup's 64");
+	static_assert(!C::PACK && !C::SPLIT, "the copy engine brings rows of one head");
+	typedef RegTile<Core, 1, TN> Scores;
+	typedef WgmmaValues<Core, Element, TN, TD> Values;
+	typedef typename Values::Weights Weights;
+	typedef ForwardScores<C, 1, TN> Steps;
+	typedef CappedSoftmax<Core, TN, typename Values::Unit> Capped;
+	static const int SHIFT = Values::Unit::SHIFT;
+	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
+	/* Scores that are nothing but capped become weights at once; with more in them, step by
+	 * step. */
+	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE;
+	/* Where products take longer than special functions, a polynomial beside them gains
+	 * nothing. */
+	static const bool HAS_NEAR = C::HDIM_V <= 128;
+	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
+	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
+	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
+	static const int THREADS = C::THREADS + GROUP_THREADS;
+
+	static const int Q_SLAB = slab_bytes(C::TILE_M), K_SLAB = slab_bytes(C::TILE_N);
+	static const int Q_SLABS = slabs_of(C::HDIM_Q, ELEMENT),
+			 V_SLABS = slabs_of(C::HDIM_V, ELEMENT);
+	static const int Q_BYTES = Q_SLABS * Q_SLAB, K_BYTES = Q_SLABS * K_SLAB,
+			 V_BYTES = V_SLABS * K_SLAB;
+	static const int WIDENED_BYTES = Values::WIDENED ? Values::BYTES : 0;
+	static const int BIAS_SLABS = slabs_of(C::TILE_N),
+			 BIAS_BYTES = HAS_BIAS ? BIAS_SLABS * Q_SLAB : 0;
+
+	static __device__ constexpr lds_wgmma_cut wgmma_cut()
+	{
+		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, HAS_BIAS};
+	}
+	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
+	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
+	static const int WIDENED_AT = V_AT + STAGES * V_BYTES,
+			 BIAS_AT = WIDENED_AT + STAGES * WIDENED_BYTES;
+	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES,
+			 LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
+	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
+	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES +
+				      (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
+	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
+	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <= LDS_WGMMA_BARRIERS,
+		      "room for them");
+	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
+
+	/* Registers of a thread. All warpgroups together have those that the block was launched
+	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */
+	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
+	static const int LOADER_REGISTERS = Values::WIDENED ? 56 : GROUPS == 3 ? 32 : 24;
+	static const int PRODUCT_REGISTERS =
+		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
+	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
+	static const int WIDENING_WARPS = 3; /* all that do not ask the copy engine */
+	static const int LOADING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
+
+	/* Warpgroups start products in turn, so that one's softmax runs beside another's products.
+	 * Those of 8 bits are too short to wait for. */
+	static const bool TURNS = !Values::WIDENED;
+
+	/* Named barriers: a warpgroup's own, and its turn at the tensor cores. */
+	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS;
+
+	u32 lds; /* address in shared memory */
+	i32 wave_m;
+	Band band;
+	Modifiers<C> modifiers;
+	/* one, as a score: a score is a raw product where the exponent may take the scale */
+	float logit;
+	float slope;   /* ALiBi's, as a score */
+	float o_scale; /* of the values, and of the weights' unit */
+	RegTile<Core, 1, TD> o;
+	SoftmaxRows<Core, 1> rows;
+	Capped capped;
+	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
+
+	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
+
+	METHOD i32 wave_row() const { return tile_row + wave_m * 16; }
+
+	/* A tile's barriers: it is there; nobody reads it any more. */
+	METHOD u32 barrier(i32 number) const { return lds + BARRIERS_AT + number * 8; }
+	METHOD u32 k_full(i32 stage) const { return barrier(stage); }
+	METHOD u32 k_empty(i32 stage) const { return barrier(STAGES + stage); }
+	METHOD u32 v_full(i32 stage) const { return barrier(2 * STAGES + stage); }
+	METHOD u32 v_empty(i32 stage) const { return barrier(3 * STAGES + stage); }
+	METHOD u32 q_full(i32 stage) const { return barrier(4 * STAGES + stage); }
+	METHOD u32 q_empty(i32 stage) const { return barrier(4 * STAGES + Q_STAGES + stage); }
+	/* Barriers of tiles of values that are still to be widened, or of a bias. */
+	METHOD u32 more_full(i32 stage) const { return barrier(4 * STAGES + 2 * Q_STAGES + stage); }
+	METHOD u32 more_empty(i32 stage) const
+	{
+		return barrier(5 * STAGES + 2 * Q_STAGES + stage);
+	}
+	METHOD u32 k_tile(i32 stage) const { return lds + K_AT + stage * K_BYTES; }
+	METHOD u32 v_copy(i32 stage) const { return lds + V_AT + stage * V_BYTES; }
+	METHOD u32 v_tile(i32 stage) const
+	{
+		return Values::WIDENED ? lds + WIDENED_AT + stage * WIDENED_BYTES : v_copy(stage);
+	}
+	METHOD u32 bias_tile(i32 stage) const { return lds + BIAS_AT + stage * BIAS_BYTES; }
+	METHOD u32 q_tile(i32 stage) const { return lds + stage * Q_BYTES; }
+
+	/* Where a walk over tiles of keys is in the ring of stages. */
+	template <int N> struct Ring {
+		i32 stage;
+		u32 parity;
+
+		METHOD void next()
+		{
+			stage++;
+			if (stage == N)
+				stage = 0, parity ^= 1;
+		}
+	};
+	typedef Ring<STAGES> KeyRing;
+	typedef Ring<Q_STAGES> QueryRing;
+
+	/* Rows of a head, in tiles; heads of all batch entries. */
+	METHOD i32 tiles_of_head() const { return ceil_div(a.sequences.seqlen_q_max, C::TILE_M); }
+	METHOD i32 heads() const { return a.nhead_q * a.sequences.batch; }
+
+	/*
+	 * How many heads are taken before the next ones. Under a mask their pieces go by length,
+	 * back and forth over the blocks, so that an even number of rounds gives each block the
+	 * same, and the fewer heads there are, the more blocks find the same keys in the cache:
+	 * SHARING at a time.
+	 */
+	static const int SHARING = 4;
+	METHOD i32 heads_of_section() const
+	{
+		i32 n_blocks = (i32)gridDim.x;
+
+		if (!C::MASK || a.sequences.seqstart_q)
+			return heads();
+		i32 rounds = 2 *
+			     ceil_div(ceil_div(n_blocks, SHARING) * tiles_of_head(), 2 * n_blocks);
+
+		return min_of(rounds * n_blocks / tiles_of_head(), heads());
+	}
+
+	/* How far a block is: the section's first head and, under a mask, how many it has; rounds
+	 * that it has taken of it. */
+	struct Progress {
+		i32 first;
+		Divisor heads;
+		i32 round;
+	};
+	METHOD Progress start() const { return Progress{0, Divisor::make(heads_of_section()), 0}; }
+
+	/* The piece of this number in a section; false: there are no such rows. Without a mask a
+	 * head's pieces stay together, and its keys in the cache; divisors would spill registers
+	 * there. */
+	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
+	{
+		if (a.sequences.seqstart_q)
+			return locate_packed(number) && find_tiles(ret_tiles);
+		i32 n_tiles = tiles_of_head(), n = C::MASK ? at.heads.by : n_tiles;
+		i32 quotient = C::MASK ? at.heads.quotient(number) : number / n,
+		    remainder = number - quotient * n;
+		i32 y = C::MASK ? at.first + remainder : quotient;
+		i32 batch = y / a.nhead_q;
+
+		tile_row = (n_tiles - 1 - (C::MASK ? quotient : remainder)) * C::TILE_M;
+		head = y - batch * a.nhead_q;
+		seq = find_sequence(a.sequences, &a.cache, batch);
+		return find_tiles(ret_tiles);
+	}
+
+	METHOD bool locate_packed(i32 number)
+	{
+		const PackedPieces<C::MASK, C::TILE_M, C::TILE_N> all = {a};
+		i32 sequence, tile;
+
+		if (!all.find(number, &sequence, &tile, &head))
+			return false;
+		tile_row = tile * C::TILE_M;
+		seq = find_sequence(a.sequences, &a.cache, sequence);
+		return true;
+	}
+
+	METHOD bool find_tiles(ColumnTiles *ret_tiles)
+	{
+		n_rows = seq.n_q;
+		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
+			return false;
+		band = Band::make<C::MASK>(a.band, seq, 0, seq.n_k);
+		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
+		if (ret_tiles->count == 0) /* rows that see nothing: one tile, all masked */
+			*ret_tiles = ColumnTiles{C::TILE_N, 0, 0, 0, 1};
+		return true;
+	}
+
+	/* This block's next piece, back and forth over the blocks, so that each gets long and short
+	 * ones. */
+	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
+	{
+		i32 n_blocks = (i32)gridDim.x;
+
+		for (;;) {
+			i32 start = at->round * n_blocks,
+			    n_heads = C::MASK ? at->heads.by : heads();
+			i32 number = start +
+				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+			i32 pieces = a.sequences.seqstart_q ? grid_pieces(&a, C::TILE_M)
+							    : n_heads * tiles_of_head();
+
+			if (start >= pieces) {
+				i32 left = heads() - at->first - n_heads;
+
+				if (!C::MASK || left <= 0)
+					return false;
+				*at = Progress{at->first + n_heads,
+					       left < n_heads ? Divisor::make(left) : at->heads, 0};
+				continue;
+			}
+			at->round++;
+			if (number < pieces && locate(*at, number, ret_tiles))
+				return true;
+		}
+	}
+	METHOD i32 last_row() const { return min_of(tile_row + C::TILE_M, n_rows) - 1; }
+
+	/* ---- the loading warpgroup ---- */
+
+	/* row_bytes: what comes of a slab, where that is not all of it. */
+	template <int SLABS>
+	METHOD static void load_tile(u32 to, i32 slab, const TensorMap &map, u32 barrier,
+				     i32 column, i32 row, i32 of_head, i32 batch, i32 slab_width,
+				     i32 bytes)
+	{
+		if (lane_id() != 0)
+			return;
+		barrier_expect(barrier, SLABS * bytes);
+		UNROLL
+		for (int n = 0; n < SLABS; n++)
+			load_box(to + n * slab, map, barrier, column + n * slab_width, row, of_head,
+				 batch);
+	}
+	template <int SLABS>
+	METHOD static void load_rows(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 row,
+				     i32 of_head, i32 batch)
+	{
+		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, BOX, slab);
+	}
+
+	METHOD static i32 loading_warp() { return LOADING_WARPS > 1 ? wave_id() - C::WAVES_M : 0; }
+
+	/* The box of a tile in pages that a lane asks for, of one slab, and the page table's word
+	 * for it. */
+	struct PageBox {
+		i32 slot, entry;
+	};
+	/* Its number in the tile: boxes, and the slabs of each, go by lane and warp. */
+	template <int SLABS> METHOD static i32 number_of_box()
+	{
+		return (lane_id() * LOADING_WARPS + loading_warp()) / SLABS;
+	}
+	template <int SLABS> METHOD static i32 slab_of_box()
+	{
+		return (lane_id() * LOADING_WARPS + loading_warp()) % SLABS;
+	}
+	template <int SLABS>
+	METHOD PageBox find_box(const typename Block::Keys &view, const Divisor &size, i32 column,
+				i32 rows) const
+	{
+		i32 row = number_of_box<SLABS>() * rows, position = column + row;
+
+		if (row >= C::TILE_N || position >= seq.n_k)
+			return PageBox{0, view.n_pages};
+		i32 page = size.quotient(position);
+
+		return PageBox{position - page * size.by, view.entry_of_page(page)};
+	}
+
+	/* A tile of K or V: rows from @row on, or what the lanes have found. */
+	template <int SLABS>
+	METHOD void load_keys(u32 to, const TensorMap &map, u32 barrier, i32 row, i32 batch,
+			      const PageBox &box, i32 rows) const
+	{
+		if constexpr (C::PAGED) {
+			i32 row = number_of_box<SLABS>() * rows, slab = slab_of_box<SLABS>();
+			i32 boxes = C::TILE_N / rows * SLABS + LOADING_WARPS - 1 - loading_warp();
+
+			if (lane_id() == 0)
+				barrier_expect(barrier, boxes / LOADING_WARPS * slab_bytes(rows));
+			wave_sync();
+			if (row < C::TILE_N)
+				load_box(to + slab * K_SLAB + slab_bytes(row), map, barrier,
+					 slab * BOX, box.slot, head_k,
+					 clamp(box.entry, 0, a.cache.n_pages));
+		} else {
+			load_rows<SLABS>(to, K_SLAB, map, barrier, row, head_k, batch);
+		}
+	}
+
+	/* Along axes that a bias repeats over it has one element: for rows see bias_row(). */
+	METHOD void load_bias(const TensorMap &map, i32 stage, i32 column) const
+	{
+		const abi_tensor &t = a.bias;
+
+		load_tile<BIAS_SLABS>(bias_tile(stage), Q_SLAB, map, more_full(stage), column,
+				      t.stride_seq ? seq.q_start + tile_row : 0,
+				      t.stride_head ? head : 0,
+				      t.stride_batch && !seq.packed_q ? seq.batch : 0, SLAB_COLUMNS,
+				      t.stride_seq ? Q_SLAB : SLAB_WIDTH);
+	}
+
+	METHOD void load(const TensorMap &q, const TensorMap &k, const TensorMap &v,
+			 const TensorMap &bias)
+	{
+		KeyRing keys = {0, 1}, values = {0, 1};
+		QueryRing queries = {0, 1};
+		Progress at = start();
+		ColumnTiles tiles;
+		typename Block::Keys view;
+		PageBox k_box = {}, v_box = {}, next_v_box = {};
+		const i32 rows = C::PAGED ? lds_wgmma_box(C::TILE_N, a.cache.page_size) : 0;
+		const Divisor size = Divisor::make(C::PAGED ? a.cache.page_size : 1);
+
+		while (next_piece(&at, &tiles)) {
+			head_k = head / (a.nhead_q / a.nhead_k);
+			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
+
+			if (C::PAGED) {
+				view.set_pages(a.k, seq, a.cache, head_k, a.nhead_k);
+				k_box = find_box<Q_SLABS>(view, size, tiles.column(tiles.count - 1),
+							  rows);
+			}
+
+			if (a.cache.cache_batch_idx)
+				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
+					      a.cache.cache_batch - 1);
+			NO_UNROLL
+			for (i32 n = tiles.count; n >= 0; n--) {
+				if (n > 0) {
+					barrier_wait(k_empty(keys.stage), keys.parity);
+					load_keys<Q_SLABS>(
+						k_tile(keys.stage), k, k_full(keys.stage),
+						row + tiles.column(n - 1), batch, k_box, rows);
+					if (C::PAGED) {
+						next_v_box = Q_SLABS == V_SLABS
+								     ? k_box
+								     : find_box<V_SLABS>(
+									       view, size,
+									       tiles.column(n - 1),
+									       rows);
+						if (n > 1)
+							k_box = find_box<Q_SLABS>(
+								view, size, tiles.column(n - 2),
+								rows);
+					}
+					if (HAS_BIAS && loading_warp() == 0) {
+						barrier_wait(more_empty(keys.stage), keys.parity);
+						load_bias(bias, keys.stage, tiles.column(n - 1));
+					}
+					keys.next();
+				}
+				if (n == tiles.count && loading_warp() > 0) {
+					queries.next();
+				} else if (n == tiles.count) {
+					barrier_wait(q_empty(queries.stage), queries.parity);
+					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
+							   q_full(queries.stage),
+							   seq.q_start + tile_row, head,
+							   seq.packed_q ? 0 : seq.batch);
+					queries.next();
+				} else {
+					i32 stage = values.stage;
+
+					barrier_wait(Values::WIDENED ? more_empty(stage)
+								     : v_empty(stage),
+						     values.parity);
+					load_keys<V_SLABS>(
+						v_copy(stage), v,
+						Values::WIDENED ? more_full(stage) : v_full(stage),
+						row + tiles.column(n), batch, v_box, rows);
+					values.next();
+				}
+				v_box = next_v_box;
+			}
+		}
+	}
+
+	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
+	METHOD void widen_values()
+	{
+		KeyRing values = {0, 1};
+		Progress at = start();
+		ColumnTiles tiles;
+
+		while (next_piece(&at, &tiles)) {
+			const Reach<C> block = reach_of(tile_row, last_row());
+
+			NO_UNROLL
+			for (i32 n = tiles.count - 1; n >= 0; n--) {
+				i32 stage = values.stage, column = tiles.column(n);
+
+				barrier_wait(more_full(stage), values.parity ^ 1);
+				barrier_wait(v_empty(stage), values.parity);
+				Values::widen_tile(v_tile(stage), v_copy(stage),
+						   block.first_value(band, column) - column,
+						   block.end_of_values(band) - column,
+						   wave_id() - C::WAVES_M - 1, WIDENING_WARPS);
+				fence_async();
+				wave_sync();
+				release(more_empty(stage));
+				release(v_full(stage));
+				values.next();
+			}
+		}
+	}
+
+	/* ---- the warpgroups of products ---- */
+
+	METHOD i32 warpgroup() const { return wave_m / 4; }
+
+	METHOD void release(u32 barrier) const
+	{
+		if (lane_id() == 0)
+			barrier_arrive(barrier);
+	}
+
+	METHOD void start_scores(Scores &s, i32 q_stage, i32 k_stage) const
+	{
+		u64 q = wgmma_descriptor(q_tile(q_stage) + warpgroup() * slab_bytes(64), 0);
+		u64 k = wgmma_descriptor(k_tile(k_stage), 0);
+		const int STEP = 32 / ELEMENT, STEPS = SLAB_WIDTH / 32; /* dimensions; of a slab */
+
+		settle(s.t[0]);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < C::HDIM_Q / STEP; i++)
+			Wgmma<Element, TN>::along(
+				s.t[0], q + i / STEPS * (Q_SLAB >> 4) + i % STEPS * STEP_ALONG,
+				k + i / STEPS * (K_SLAB >> 4) + i % STEPS * STEP_ALONG, i > 0);
+		wgmma_commit();
+	}
+
+	METHOD void start_output(const Weights &p, i32 stage)
+	{
+		settle(o.t[0]);
+		wgmma_begin();
+		Values::multiply(o, p, v_tile(stage));
+		wgmma_commit();
+	}
+
+	/* Where registers are few: what follows from it is not found ahead of the loop, and kept. */
+	METHOD static i32 lane_anew()
+	{
+		i32 lane = lane_id();
+
+		return CAPPED ? (i32)shuffle_word((u32)lane, lane) : lane;
+	}
+
+	/* V's rows that no row of the block sees, see fwd_block.h: where the copy brought them they
+	 * become zero. Every warpgroup does so for itself. */
+	METHOD void clear_unseen(i32 stage, i32 column, const Reach<C> &reach) const
+	{
+		i32 begin = reach.first_value(band, column) - column,
+		    end = reach.end_of_values(band) - column;
+
+		if (Values::WIDENED || (begin <= 0 && end >= C::TILE_N))
+			return;
+		i32 thread = CAPPED ? wave_m % 4 * FMHA_WAVE + lane_anew()
+				    : thread_id() % GROUP_THREADS;
+		const int CHUNKS = V_SLABS * 8; /* a thread keeps to one chunk of 16 bytes */
+
+		for (i32 r = thread / CHUNKS; r < C::TILE_N; r += GROUP_THREADS / CHUNKS)
+			if (r < begin || r >= end)
+				store_zeros(v_tile(stage) + thread % CHUNKS / 8 * K_SLAB + r * 128 +
+					    thread % 8 * 16);
+		fence_async();
+		named_sync(OWN_BARRIER + warpgroup(), GROUP_THREADS);
+	}
+
+	/* Scores that must not count become @hidden. Columns, as constants, are compared with what
+	 * the lane's place leaves of an edge. */
+	METHOD void mask_end(Scores &s, i32 column, float hidden) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 last = band.last(wave_row() + Core::stat_row(r)) - column -
+				   Core::column(0);
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r && place(n, e) > last)
+						s.t[0][n].x[e] = hidden;
+		}
+	}
+	METHOD void mask_begin(Scores &s, i32 column, float hidden) const
+	{
+		i32 from = column + Core::column(0), sinks = band.sinks - from;
+
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 first = band.first(wave_row() + Core::stat_row(r)) - from;
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r && place(n, e) < first &&
+					    place(n, e) >= sinks)
+						s.t[0][n].x[e] = hidden;
+		}
+	}
+	METHOD bool mask(Scores &s, i32 column, const Reach<C> &mine, float hidden) const
+	{
+		bool cuts_end = column + C::TILE_N > mine.end,
+		     cuts_begin = C::MASK && column < mine.begin;
+
+		if (cuts_end)
+			mask_end(s, column, hidden);
+		if (cuts_begin)
+			mask_begin(s, column, hidden);
+		return cuts_end || cuts_begin;
+	}
+	/* The place of an element, from the lane's first column on. */
+	METHOD static constexpr int place(int n, int e) { return n * 16 + e % 2 + e / 4 * 8; }
+
+	/* What every row of the piece needs. */
+	METHOD void make_modifiers()
+	{
+		modifiers = Modifiers<C>::make(a, seq);
+		o_scale = 1.0f / (1 << SHIFT);
+		if (C::DESCALE) {
+			head_k = head / (a.nhead_q / a.nhead_k);
+			modifiers.scale *= this->factor(a.q_descale, head) *
+					   this->factor(a.k_descale, head_k);
+			o_scale *= this->factor(a.v_descale, head_k);
+		}
+		bool folds = !C::SOFTCAP && !HAS_BIAS && modifiers.scale > 0;
+
+		modifiers.unit = folds ? modifiers.scale * FMHA_LOG2_E : FMHA_LOG2_E;
+		logit = folds ? 1.0f / modifiers.scale : 1.0f;
+		if (C::BIAS == BIAS_ALIBI)
+			slope = load_memory(modifiers.slopes + head) * logit;
+		if (CAPPED)
+			capped.init();
+	}
+
+	/* Raw products become scores, but for what all of a row have in common, see left_out(). */
+	METHOD void modify(Scores &s, i32 column, i32 bias_stage) const
+	{
+		if (C::SOFTCAP)
+			Capped::cap(s, modifiers.scale, modifiers.soft_cap);
+		else if (!HAS_BIAS && !(modifiers.scale > 0))
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[0][n].x[e] *= modifiers.scale;
+		if (C::BIAS == BIAS_ALIBI)
+			add_distances(s, column);
+		if (HAS_BIAS)
+			add_bias(s, bias_stage);
+	}
+
+	/* ALiBi. The part that grows with the row's number in the warpgroup is left out: left of
+	 * the diagonal, or where a mask hides what is right of it, the rest is one number a column. */
+	METHOD i32 first_row() const { return tile_row + warpgroup() * 64; }
+	METHOD void add_distances(Scores &s, i32 column) const
+	{
+		i32 from = column + Core::column(0) - modifiers.diagonal;
+		/* Out of ptxas' sight: it would keep the slope times each place in registers. */
+		float slope = shuffle_from(this->slope, 0);
+
+		if (band.anchor_right <= modifiers.diagonal ||
+		    column + C::TILE_N - 1 <= first_row() + modifiers.diagonal) {
+			float at = slope * (float)(from - first_row());
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[0][n].x[e] += slope * place(n, e) + at;
+			return;
+		}
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = wave_row() + Core::stat_row(r);
+			float distance = (float)(row - from),
+			      more = slope * (float)(row - first_row());
+
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r)
+						s.t[0][n].x[e] += more -
+								  slope * magnitude_of(distance -
+										       place(n, e));
+		}
+	}
+
+	/* What modify() has left out of a row's scores. */
+	METHOD float left_out(i32 row) const
+	{
+		return (C::SOFTCAP ? modifiers.soft_cap : 0.0f) -
+		       (C::BIAS == BIAS_ALIBI ? slope * (float)(row - first_row()) : 0.0f);
+	}
+
+	METHOD void add_bias(Scores &s, i32 stage) const
+	{
+		i32 lane = lane_id(), row = a.bias.stride_seq ? wave_m * 16 + lane % 16 : 0;
+		u32 at = bias_tile(stage) + row * SLAB_WIDTH;
+		/* of what was capped, or a raw product */
+		const float scale = C::SOFTCAP ? 1.0f : modifiers.scale;
+
+		UNROLL
+		for (int n = 0; n < TN; n++) {
+			i32 chunk = n % 4 * 2 + lane / 16;
+			MmaOperand x = load_matrix(at + n / 4 * Q_SLAB + ((chunk ^ row % 8) * 16));
+
+			UNROLL
+			for (int i = 0; i < 4; i++) {
+				s.t[0][n].x[2 * i] = s.t[0][n].x[2 * i] * scale +
+						     Element::to_float((u16)x.r[i]);
+				s.t[0][n].x[2 * i + 1] = s.t[0][n].x[2 * i + 1] * scale +
+							 Element::to_float((u16)(x.r[i] >> 16));
+			}
+		}
+	}
+
+	METHOD Steps steps() const { return Steps{*this, keys, modifiers}; }
+
+	/* What a row does not see has no part in its maximum, and then no weight. FIRST: of a
+	 * piece, of which there are few. */
+	template <bool FIRST>
+	METHOD bool weigh_capped(Scores &s, i32 column, const Reach<C> &mine,
+				 RowVector<Core, 1> *factor)
+	{
+		float sum[Core::STATS] = {0, 0};
+		bool masked = mask(s, column, mine, minus_infinity()), moved = true;
+
+		factor->fill(1.0f); /* so that it is not kept from tile to tile */
+		if (FIRST) {
+			capped.find_origin(rows, s, factor);
+			capped.exponentiate(s, sum);
+		} else {
+			float size = capped.largest_size(s);
+
+			moved = any_of_wave(capped.may_move(rows, size)) &&
+				capped.find_origin(rows, s, factor);
+			if (!HAS_NEAR || any_of_wave(size > capped.number(Capped::NEAR)))
+				capped.exponentiate_quads(s, sum);
+			else
+				capped.exponentiate_near(s, sum);
+		}
+		if (masked) {
+			mask(s, column, mine, 0.0f);
+			capped.add_up(s, sum);
+		}
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++)
+			rows.l(0, r) += sum[r];
+		if (C::DROPOUT)
+			steps().drop(s, wave_row(), column);
+		return moved;
+	}
+
+	/* Scores become weights, but for their rounding. */
+	template <bool FIRST>
+	METHOD bool weigh(Scores &s, i32 column, const Reach<C> &mine, const KeyRing &bias,
+			  RowVector<Core, 1> *factor)
+	{
+		if constexpr (CAPPED)
+			return weigh_capped<FIRST>(s, column, mine, factor);
+		if (HAS_BIAS)
+			barrier_wait(more_full(bias.stage), bias.parity);
+		modify(s, column, bias.stage);
+		if (HAS_BIAS) {
+			/* lanes have read it, each for itself; the ends of products are the
+			 * warpgroup's */
+			wave_sync();
+			release(more_empty(bias.stage));
+		}
+		mask(s, column, mine, minus_infinity());
+		bool moved = Rule::update(rows, s, modifiers.unit, factor);
+		if (C::DROPOUT)
+			steps().drop(s, wave_row(), column);
+		return moved;
+	}
+
+	/* The columns that all of the rows first .. last see. */
+	METHOD Reach<C> reach_of(i32 first, i32 last) const
+	{
+		return Reach<C>{first, last, band.first(last), band.last(first) + 1};
+	}
+
+	METHOD void take_turn() const
+	{
+		if (TURNS)
+			named_sync(TURN_BARRIER + warpgroup(), 2 * GROUP_THREADS);
+	}
+	METHOD void give_turn() const
+	{
+		if (TURNS)
+			named_arrive(TURN_BARRIER + (warpgroup() + 1) % GROUPS, 2 * GROUP_THREADS);
+	}
+
+	METHOD void walk(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values,
+			 QueryRing &queries)
+	{
+		const Reach<C> block = reach_of(tile_row, last_row());
+		const Reach<C> mine = reach_of(first_row(), min_of(first_row() + 63, last_row()));
+		i32 n = tiles.count - 1, column = tiles.column(n);
+		RowVector<Core, 1> factor;
+		Scores s;
+		Weights p;
+
+		barrier_wait(q_full(queries.stage), queries.parity);
+		barrier_wait(k_full(keys.stage), keys.parity);
+		start_scores(s, queries.stage, keys.stage);
+		wgmma_wait<0>();
+		settle(s.t[0]);
+		release(k_empty(keys.stage));
+		weigh<true>(s, column, mine, keys, &factor);
+		keys.next();
+		p = Values::round(s);
+		if (n > 0)
+			barrier_wait(k_full(keys.stage), keys.parity);
+		NO_UNROLL
+		while (--n >= 0) {
+			i32 before = column;
+
+			column = tiles.column(n);
+			take_turn();
+			start_scores(s, queries.stage, keys.stage);
+			barrier_wait(v_full(values.stage), values.parity);
+			clear_unseen(values.stage, before, block);
+			start_output(p, values.stage);
+			give_turn();
+			wgmma_wait<1>();
+			settle(s.t[0]);
+			release(k_empty(keys.stage));
+			bool moved = weigh<false>(s, column, mine, keys, &factor);
+			keys.next();
+			settle(s.t[0]);
+			/* Here, not before the product: without a branch the assembler moves the
+			 * softmax behind the wait for O, and nothing overlaps. */
+			if (n > 0)
+				barrier_wait(k_full(keys.stage), keys.parity);
+			wgmma_wait<0>();
+			settle(o.t[0]);
+			release(v_empty(values.stage));
+			values.next();
+			if (moved)
+				scale_rows(o, factor);
+			p = Values::round(s);
+		}
+		release(q_empty(queries.stage));
+		queries.next();
+		barrier_wait(v_full(values.stage), values.parity);
+		clear_unseen(values.stage, column, block);
+		start_output(p, values.stage); /* under way when this returns */
+	}
+
+	/* LSE is stored at once. */
+	METHOD WgmmaRows finish_rows()
+	{
+		ForwardOutput<C, 1> output = {*this, o, rows, modifiers.unit, wave_m};
+		i32 bytes = ELEMENT == 2 || a.o_dtype != ABI_F32 ? 2 : 4;
+		WgmmaRows results;
+
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = wave_row() + Core::stat_row(r);
+			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << SHIFT)), lse;
+			float m = CAPPED ? capped.maximum(rows.m(0, r), r) : rows.m(0, r);
+
+			results.factor[r] = output.finish_row(m + left_out(row), sum, head, &lse) *
+					    o_scale;
+			results.to[r] = 0;
+			if (row < n_rows) {
+				results.to[r] = (char *)a.o.data +
+						q_offset(a.o, seq, row, head) * bytes;
+				if (lane_id() % 4 == 0)
+					output.store_lse(RowPlace{row, head}, lse);
+			}
+		}
+		return results;
+	}
+
+	METHOD void multiply()
+	{
+		KeyRing keys = {0, 0}, values = {0, 0};
+		QueryRing queries = {0, 0};
+		Progress at = start();
+		ColumnTiles tiles;
+
+		wave_m = wave_id();
+		if (TURNS && warpgroup() == GROUPS - 1)
+			give_turn();
+		for (bool more = next_piece(&at, &tiles); more;) {
+			make_modifiers();
+			o.zero();
+			rows.init();
+			if (C::DROPOUT && a.dropout.randval.data)
+				store_randval<C>(*this);
+			walk(tiles, keys, values, queries);
+			WgmmaRows results = finish_rows();
+			more = next_piece(&at, &tiles);
+			wgmma_wait<0>();
+			settle(o.t[0]);
+			release(v_empty(values.stage));
+			values.next();
+			Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
+		}
+	}
+
+	METHOD void make_barriers() const
+	{
+		if (thread_id() == 0) {
+			UNROLL
+			for (int i = 0; i < Q_STAGES; i++) {
+				barrier_init(q_full(i), 1);
+				barrier_init(q_empty(i), C::WAVES_M);
+			}
+			UNROLL
+			for (int i = 0; i < STAGES; i++) {
+				barrier_init(k_full(i), LOADING_WARPS);
+				barrier_init(v_full(i),
+					     Values::WIDENED ? WIDENING_WARPS : LOADING_WARPS);
+				barrier_init(k_empty(i), C::WAVES_M);
+				barrier_init(v_empty(i), C::WAVES_M);
+				if (Values::WIDENED || HAS_BIAS) {
+					barrier_init(more_full(i), 1);
+					barrier_init(more_empty(i),
+						     Values::WIDENED ? WIDENING_WARPS : C::WAVES_M);
+				}
+			}
+			barrier_publish();
+			if (CAPPED)
+				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
+		}
+		block_sync();
+	}
+
+	/* bias: without one, any. */
+	METHOD void run(char *memory, const TensorMap &q, const TensorMap &k, const TensorMap &v,
+			const TensorMap &bias)
+	{
+		lds = shared_address(memory);
+		capped.numbers = lds + NUMBERS_AT;
+		make_barriers();
+		if (wave_id() >= C::WAVES_M) {
+			give_registers<LOADER_REGISTERS>();
+			if (LOADING_WARPS == 4 || wave_id() == C::WAVES_M)
+				load(q, k, v, bias);
+			if constexpr (Values::WIDENED)
+				if (wave_id() > C::WAVES_M)
+					widen_values();
+		} else {
+			take_registers<PRODUCT_REGISTERS>();
+			multiply();
+		}
+	}
+};
+
+/* P is f16 beside values of 8 bits. */
+template <class C> struct WeightsInF16 : C {
+	typedef CoreMma<F16> Core;
+};
+template <class C, bool BYTES> struct SelectForward {
+	typedef ForwardWgmma<C> Type;
+};
+template <class C> struct SelectForward<C, true> {
+	typedef ForwardWgmma<WeightsInF16<C>> Type;
+};
+typedef SelectForward<Config, sizeof(Config::Element::Storage) == 1>::Type SelectedForward;
+
+/* Behind the arguments the maps that gpu_maps.c describes. */
+#define FMHA_OWN_ENTRY
+extern "C" __global__ void FMHA_BOUNDS(SelectedForward::THREADS, 1)
+	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap q,
+		   const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v
+#if FMHA_BIAS == 1
+		   ,
+		   const __grid_constant__ TensorMap bias
+#endif
+	)
+{
+	FMHA_LDS;
+	SelectedForward kernel(args);
+
+#if FMHA_BIAS == 1
+	kernel.run(lds, q, k, v, bias);
+#else
+	kernel.run(lds, q, k, v, v);
+#endif
+}
+
+#endif

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu_grid.c: the blocks of a launch, as grid.h cuts the work. */
+#include <kernels/gpu_kernel.h>
+
+#include "core/grid.h"
+#include "general/prepare.h"
+
+#define MOST_YZ 65535
+
+/* @x: blocks of a head, @n: what they count. */
+static int set_grid(const struct gpu_kernel *k, grid_int x, grid_int y, grid_int z, grid_int n,
+		    uint32_t ret_grid[3])
+{
+	ret_grid[0] = ret_grid[1] = ret_grid[2] = 0;
+	if (n > INT32_MAX || x > k->most_x || y > MOST_YZ || z > MOST_YZ)
+		return 1;
+	ret_grid[0] = (uint32_t)x;
+	ret_grid[1] = (uint32_t)y;
+	ret_grid[2] = (uint32_t)z;
+	return 0;
+}
+
+/* Blocks that share all keys: as many as find room at once. */
+static int set_shares(const struct gpu_kernel *k, uint32_t units, uint32_t ret_grid[3])
+{
+	return set_grid(k, (grid_int)units * k->tile.blocks_per_cu, 1, 1, 0, ret_grid);
+}
+
+static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
+		       uint32_t ret_grid[3])
+{
+	int pack = gpu_pipelines[k->tile.pipeline].pack;
+	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
+						k->tile.tile_m);
+
+	return set_grid(k, g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q,
+			a->sequences.batch, g.n_tiles * k->tile.tile_m, ret_grid);
+}
+
+/* Blocks that stay and take piece after piece. */
+static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct abi_fwd_args *a,
+		      uint32_t ret_grid[3])
+{
+	grid_int pieces = grid_pieces(a, k->tile.tile_m), blocks = pieces;
+
+	if (blocks > units)
+		blocks = units;
+	/* a round further is looked at */
+	return set_grid(k, blocks, 1, 1, pieces + blocks, ret_grid);
+}
+
+static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
+			uint32_t ret_grid[3])
+{
+	if (k->tile.pipeline == GPU_WGMMA) { /* heads are summed in a block */
+		grid_int tiles = grid_ceil(a->sequences.seqlen_k_max, k->tile.tile_n);
+
+		return set_grid(k, tiles * a->nhead_k * a->sequences.batch, 1, 1,
+				tiles * k->tile.tile_n, ret_grid);
+	}
+	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
+						  k->split_dkdv, k->dbias_sum);
+
+	return set_grid(k, g.n_key_blocks + g.n_row_blocks + g.n_bias_blocks, a->nhead_q,
+			a->sequences.batch, 0, ret_grid);
+}
+
+static int set_rows(const struct gpu_kernel *k, int rows_of_block, grid_int rows, grid_int batch,
+		    uint32_t ret_grid[3])
+{
+	grid_int blocks = grid_ceil(rows, rows_of_block);
+
+	return set_grid(k, blocks, 1, batch, blocks * rows_of_block, ret_grid);
+}
+
+/* A second row of blocks, one a head, sums dSink. */
+static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t ret_grid[3])
+{
+	grid_int of_block = k->block[0] / GRID_DOT_LANES * GRID_DOT_ROWS;
+	grid_int x = grid_ceil(grid_query_rows(&a->sequences, a->nhead_q), of_block);
+
+	if (a->dsink && x < a->nhead_q)
+		x = a->nhead_q;
+	return set_grid(k, x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
+}
+
+int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
+		    uint32_t ret_grid[3])
+{
+	const struct abi_combine_args *combine = args;
+	const struct abi_appendkv_args *append = args;
+	const struct abi_bwd_args *bwd = args;
+	int waves = kernel->tile.waves_m;
+
+	switch (kernel->family) {
+	case ABI_FWD_SPLITKV_COMBINE:
+		return set_rows(kernel, waves / grid_combine_waves(combine->n_splits, waves),
+				grid_query_rows(&combine->sequences, combine->nhead_q),
+				combine->sequences.batch, ret_grid);
+	case ABI_FWD_APPENDKV:
+		return set_rows(
+			kernel, waves,
+			2 * grid_append_keys(append) +
+				(append->q_rotated.data
+					 ? grid_query_rows(&append->sequences, append->nhead_q)
+					 : 0),
+			append->sequences.batch, ret_grid);
+	case ABI_BWD_DQ_DK_DV:
+		return set_backward(kernel, bwd, ret_grid);
+	case ABI_BWD_DOT_DO_O:
+		return set_dot(kernel, bwd, ret_grid);
+	case ABI_BWD_CONVERT_DQ:
+		if (bwd->dq_tile_rows)
+			return set_grid(kernel,
+					grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
+						grid_dq_chunks(bwd) * bwd->nhead_q,
+					1, bwd->sequences.batch, 0, ret_grid);
+		return set_rows(kernel, waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
+				bwd->sequences.batch, ret_grid);
+	default:
+		if (kernel->tile.pipeline == GPU_WGMMA)
+			return set_pieces(kernel, units, args, ret_grid);
+		return kernel->shares
+			       ? set_shares(kernel, units, ret_grid)
+			       : set_forward(kernel, args, ret_grid);
+	}
+}
+
+/* One block for the sequences, and as many as find work among the page numbers. */
+void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *a, uint32_t ret_grid[3])
+{
+	abi_i64 words = a->cache.n_page_indices + (abi_i64)a->table_rows * a->cache.max_blocks;
+	abi_i64 blocks = 1 + words / (4 * PREPARE_THREADS);
+
+	a->grid = (abi_i32)(blocks < units ? blocks : units);
+	ret_grid[0] = (uint32_t)a->grid;
+	ret_grid[1] = ret_grid[2] = 1;
+}

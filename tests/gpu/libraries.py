@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Other libraries that are measured beside fmhad where they are found. $FMHA_PEERS: a folder with the package vllm, of which nothing
+but vllm_flash_attn is needed. FlashAttention-4 is whatever Python finds as flash_attn.cute."""
+import os
+import sys
+import types
+
+
+def find_flash_attention_3():
+    """flash_attn_varlen_func of FlashAttention-3 as vLLM ships it, or None."""
+    folder = os.environ.get("FMHA_PEERS")
+    if not folder:
+        return None
+    for name in ("vllm", "vllm.vllm_flash_attn"):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = [os.path.join(folder, *name.split("."))]
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+    return flash_attn_varlen_func
+
+
+def find_flash_attention_4():
+    """flash_attn_func of FlashAttention-4, or None."""
+    try:
+        from flash_attn.cute.interface import flash_attn_func
+    except ImportError:
+        return None
+    return flash_attn_func
