@@ -146,9 +146,10 @@ static void spell_field(const struct spec_catalog *catalog, const struct kernel_
 {
 	int32_t values[MOST_VALUES];
 	struct kernel_spec spec = *kernel;
+	int n = values_of(catalog, kernel, absent, field, values);
 
-	part->n = values_of(catalog, kernel, absent, field, values);
-	for (int k = 0; k < part->n; k++) {
+	part->n = n;
+	for (int k = 0; k < n; k++) {
 		field_store(&spec_fields[field], &spec, values[k]);
 		name_part(catalog, &spec, at, part->text[k]);
 	}

@@ -119,9 +119,12 @@ static void status_view_print_table(const cJSON *rows, const struct column *colu
 {
 	size_t widths[24];
 	char text[CELL];
+	size_t n_columns = 0;
 	const cJSON *row;
 
-	for (size_t i = 0; columns[i].title; i++) {
+	while (columns[n_columns].title)
+		n_columns++;
+	for (size_t i = 0; i < n_columns; i++) {
 		widths[i] = strlen(columns[i].title);
 		cJSON_ArrayForEach(row, rows)
 		{
@@ -130,13 +133,13 @@ static void status_view_print_table(const cJSON *rows, const struct column *colu
 			widths[i] = n > widths[i] ? n : widths[i];
 		}
 	}
-	for (size_t i = 0; columns[i].title; i++)
-		print_cell(columns[i].title, widths[i], columns[i].form, !columns[i + 1].title);
+	for (size_t i = 0; i < n_columns; i++)
+		print_cell(columns[i].title, widths[i], columns[i].form, i + 1 == n_columns);
 	cJSON_ArrayForEach(row, rows)
 	{
-		for (size_t i = 0; columns[i].title; i++)
+		for (size_t i = 0; i < n_columns; i++)
 			print_cell(cell(row, &columns[i], text), widths[i], columns[i].form,
-				   !columns[i + 1].title);
+				   i + 1 == n_columns);
 	}
 }
 

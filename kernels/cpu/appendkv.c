@@ -358,7 +358,7 @@ static void latent_row(const struct abi_appendkv_args *a, const struct abi_tenso
 		       const struct view_place *place)
 {
 	char *key = (char *)a->k.data + view_place_offset(a, v, place, 0, 0, 0, false);
-	float x[CPU_MAX_HDIM_Q];
+	float x[CPU_MAX_HDIM_Q] = {0};
 
 	load_row(x, from->data, a->new_dtype, offset, from->stride_dim, a->hdim_q);
 	for (int32_t d = 0; d < ABI_LATENT_CODES; d += ABI_LATENT_BLOCK) {

@@ -400,7 +400,8 @@ static void write_keys(struct tile *t, const struct view_sequence *v, int32_t he
 static void square_task(struct tile *t, const struct view_sequence *v, int32_t head_k,
 			struct square square, int32_t turn, int32_t chunk_k, void *workspace)
 {
-	int32_t first = chunk_k / square.group * square.group, place = chunk_k - first;
+	/* NOLINTNEXTLINE(clang-analyzer-core.DivideZero): a group has a chunk at least */
+	int32_t place = chunk_k % square.group, first = chunk_k - place;
 	int32_t n_k = min_int(square.group, square.n_k - first);
 	int32_t turns = n_k > square.n_q ? n_k : square.n_q, chunk_q;
 	int32_t key = chunk_k * square.chunk_k, key_end = min_int(key + square.chunk_k, v->k_len);

@@ -218,7 +218,7 @@ static const struct autofill *autofill_of(struct expansion *x, const struct kern
 }
 
 /* The numbers of the tile that were said, from field @field on, and then the kernel. */
-static int expand_tile(struct expansion *x, int field, const struct kernel_spec *so_far)
+static int expand_tile(struct expansion *x, uint32_t field, const struct kernel_spec *so_far)
 {
 	const struct declaration *d = x->declaration;
 	struct kernel_spec spec = *so_far;

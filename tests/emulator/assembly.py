@@ -39,6 +39,7 @@ KINDS = (("s_load", ("lgkm",), ("lgkm",), ("km",)), ("s_buffer_load", ("lgkm",),
          ("global_", ("vm",), ("vm",), ("load",)), ("buffer_", ("vm",), ("vm",), ("load",)),
          ("scratch_", ("vm",), ("vm",), ("load",)))
 NOT_MEMORY = ("buffer_gl", "buffer_wb", "buffer_inv", "global_wb", "global_inv", "ds_nop")
+WIDE_SPILLS = 128  # registers that a kernel of heads above 256 may spill
 NO_COUNTER = ("s_wait_idle", "s_wait_alu", "s_wait_event")
 STORES = ("store", "write", "atomic_add", "atomic_pk_add")
 
@@ -50,6 +51,7 @@ class Job:
         self.arch, self.name, self.try_checker = arch, name, try_checker
         self.source, self.options = kernel.source.decode(), abi.kernel_options(kernel)
         self.lds_bytes = kernel.lds_bytes
+        self.is_wide = max(kernel.tile.hdim_q, kernel.tile.hdim_v) > 256
 
 
 def assemble(arch, source, options):
@@ -267,7 +269,7 @@ def main():
     archs = clangs.known(options.arch or ARCHS, "assembly")
     if not archs:
         return 77
-    lib, failed, jobs, times, spilling, sound = abi.load_library(), 0, [], [], {}, set()
+    lib, failed, jobs, times, spilling, sound, wide = abi.load_library(), 0, [], [], {}, set(), set()
     for arch in archs:
         kernels = wanted(lib, arch, options.quick)
         mine = [(name, kernel) for name, kernel in kernels.items() if re.search(options.match, name)]
@@ -278,6 +280,9 @@ def main():
             times.append((seconds, job.name))
             if number and spilled(number):
                 spilling[job.name] = spilled(number)
+                # Half of such a row's sums are 128 registers a lane; the scalar loop serves them, too, and dispatch weighs both.
+                if job.is_wide and spilled(number) <= WIDE_SPILLS:
+                    wide.add(job.name)
             else:
                 sound.add(spill_check.kind_of(job.name))
             if options.verbose and number:
@@ -287,7 +292,7 @@ def main():
             for sentence in wrong:
                 print(f"FAIL {job.name}: {sentence}", flush=True)
     for name, count in spilling.items():  # a daemon sets it aside where another tile serves the same problems
-        alone = spill_check.kind_of(name) not in sound
+        alone = spill_check.kind_of(name) not in sound and name not in wide
         failed += alone
         print(f"{'FAIL' if alone else 'set aside'} {name}: spills {count} registers", flush=True)
     times.sort()

@@ -197,16 +197,11 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			dp, lds + V_AT + StreamedV::ROWS_AT, own_v);
 	}
 
-	/* The wave's rows of a gradient. */
-	template <int N>
+	/* The wave's rows of a gradient. FLOATS: in f32; no argument says so, since clang 19 keeps
+	 * the whole pass in memory for a lambda that captures one. */
+	template <bool FLOATS = false, int N>
 	METHOD void store(const Wide (&sum)[N], const abi_tensor &t, i64 offset, i32 hdim,
 			  float factor, i32 end) const
-	{
-		store_as(at.a.dtype, sum, t, offset, hdim, factor, end);
-	}
-	template <int N>
-	METHOD void store_as(i32 dtype, const Wide (&sum)[N], const abi_tensor &t, i64 offset,
-			     i32 hdim, float factor, i32 end) const
 	{
 		RegTile<Core, 1, N * SIDE / 16> x;
 
@@ -216,7 +211,7 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 			i32 row = row_of(0) + r;
 
 			if (row < end && dim < hdim)
-				store_chunk(t.data, dtype,
+				store_chunk(t.data, FLOATS ? ABI_F32 : at.a.dtype,
 					    offset + row * t.stride_seq + dim * t.stride_dim,
 					    t.stride_dim, from, hdim - dim);
 		});
@@ -348,10 +343,11 @@ template <class C> struct StagedQueries : StagedPass<C, false> {
 				block_sync(); /* the last split's results have left LDS */
 				own_rows();
 				sum_tiles(SplitOfTiles::make(tiles, split, n_splits), head_k);
-				this->store_as(ABI_F32, dq, to,
-					       at.head * dq_acc_head(&layout, physical, n_splits) +
-						       (i64)split * physical * a.hdim_q,
-					       a.hdim_q, 1.0f, at.seq.n_q);
+				this->template store<true>(
+					dq, to,
+					at.head * dq_acc_head(&layout, physical, n_splits) +
+						(i64)split * physical * a.hdim_q,
+					a.hdim_q, 1.0f, at.seq.n_q);
 			}
 		} else {
 			sum_tiles(tiles, head_k);

@@ -208,14 +208,14 @@ static inline bool view_chosen_place(const struct abi_fwd_args *a, const struct 
 	return true;
 }
 
-/* Where element @dim of the key or value at @place lies. */
+/* Where element @dim of the key or value at @place lies: caches whose keys are chosen go by strides. */
 static inline int64_t view_chosen_offset(const struct abi_fwd_args *a, const struct abi_tensor *t,
 					 const struct view_sequence *v,
 					 const struct view_place *place, int32_t head, int32_t dim)
 {
 	if (a->cache.page_size)
-		return view_page_offset(&a->cache, t, place->page, place->slot, head, dim,
-					a->nhead_k, 0, 0, false);
+		return place->page * t->stride_batch + place->slot * t->stride_seq +
+		       head * t->stride_head + dim * t->stride_dim;
 	return view_cache_offset(&a->cache, t, v, place->position, head, dim, a->nhead_k, 0, 0,
 				 false);
 }
