@@ -250,7 +250,7 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
 	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
-	 (pipeline < GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                             \
+	 (pipeline <= GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                            \
 	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD ? SPEC_SPLITS_DQ : 0) | SPEC_WRITES_DQ)
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)

@@ -15,6 +15,10 @@
  * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first.
  * Blocks take pieces of work (rows of one head) in turn: a grid of one block a multiprocessor keeps
  * loading across them, one block a piece leaves the order to the hardware.
+ *
+ * Under a mask that is data the loading warp looks at each tile before it asks for it: those that
+ * no row sees are not brought, and which ones these are only it says, beside the tile. The mask may
+ * change while a kernel runs, and two that look for themselves might wait for each other for ever.
  */
 #ifndef FMHA_GPU_FWD_WGMMA_H
 #define FMHA_GPU_FWD_WGMMA_H
@@ -59,7 +63,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef CappedSoftmax<Core, TN, typename Values::Unit> Capped;
 	static const int SHIFT = Values::Unit::SHIFT;
-	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX;
+	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX,
+			  HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
 	/* Scores that are nothing but capped become weights at once; with more in them, step by
 	 * step. */
 	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE;
@@ -94,14 +99,20 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES +
 				      (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
 	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
-	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <= LDS_WGMMA_BARRIERS,
+	static const int SEEN_AT = NUMBERS_AT + (CAPPED ? Capped::BYTES : 0);
+	static_assert(SEEN_AT + (HAS_DATA ? STAGES * 8 : 0) <= BARRIERS_AT + LDS_WGMMA_BARRIERS,
 		      "room for them");
+	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED),
+		      "one warp says which tiles are walked");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
 	/* Registers of a thread. All warpgroups together have those that the block was launched
 	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */
 	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
-	static const int LOADER_REGISTERS = Values::WIDENED ? 56 : GROUPS == 3 ? 32 : 24;
+	static const int LOADER_REGISTERS = Values::WIDENED ? 56
+						: GROUPS == 3 ? 32
+						: HAS_DATA    ? 40
+							      : 24;
 	static const int PRODUCT_REGISTERS =
 		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
@@ -126,6 +137,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	RegTile<Core, 1, TD> o;
 	SoftmaxRows<Core, 1> rows;
 	Capped capped;
+	bool hides; /* HAS_DATA: the tile has elements that their rows do not see */
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
 
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
@@ -436,6 +448,203 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		}
 	}
 
+	/* ---- a mask that is data ---- */
+
+	/* A tile that the loading warp brings: its number, and of which warpgroups some row does
+	 * not see all of it. number < 0: none. */
+	struct SeenTile {
+		i32 number;
+		u32 hides;
+	};
+	/* What goes along with it in shared memory. */
+	static const u32 LAST_OF_PIECE = 1u << 31;
+	METHOD u32 seen_at(i32 stage) const { return lds + SEEN_AT + stage * 8; }
+
+	/* What a row sees of [column, end): some of it, all of it. */
+	struct RowSees {
+		bool some, all;
+	};
+	METHOD RowSees row_sees(i32 row, i32 column, i32 end) const
+	{
+		RowSees sees = {false, false};
+
+		if constexpr (C::MASK_DATA == MASK_DATA_INTERVALS) {
+			const DataRow of = DataRow::make(a.mask_data, seq, row, head);
+
+			NO_UNROLL
+			for (i32 k = 0; k < of.n; k++) {
+				DataInterval x = of.at(k);
+
+				sees.some |= max_of(x.low, column) < min_of(x.high, end);
+				sees.all |= x.low <= column && x.high >= end;
+			}
+		} else {
+			const u8 *bits = this->mask_data().bits_of(row, head);
+			u32 either = 0, both = 0xff;
+
+			/* tiles begin at whole bytes; bits behind the end count for nothing */
+			NO_UNROLL
+			for (i32 at = column; at < end; at += 8) {
+				u32 x = load_memory(bits + (at >> 3) * a.mask_data.bits.stride_dim);
+				u32 there = end - at < 8 ? (1u << (end - at)) - 1 : 0xff;
+
+				either |= x & there, both &= x | (there ^ 0xff);
+			}
+			sees = RowSees{either != 0, both == 0xff};
+		}
+		return sees;
+	}
+
+	/* The last tile before the n-th that some row of the block sees; of a piece that sees
+	 * nothing the first one. By all lanes of a warp. */
+	METHOD SeenTile tile_before(const ColumnTiles &tiles, i32 n, bool must) const
+	{
+		while (--n >= 0) {
+			i32 column = tiles.column(n), end = min_of(column + C::TILE_N, seq.n_k);
+			bool some = false;
+			u32 hides = 0;
+
+			NO_UNROLL
+			for (int r = 0; r < C::TILE_M; r += FMHA_WAVE) {
+				RowSees sees = row_sees(tile_row + r + lane_id(), column, end);
+
+				some |= sees.some;
+				hides |= (u32)!sees.all << (r / 64);
+			}
+			if (any_of_wave(some) || (must && n == 0)) {
+				u32 group = 0;
+
+				UNROLL
+				for (int g = 0; g < GROUPS; g++)
+					group |= (u32)any_of_wave(hides >> g & 1) << g;
+				return SeenTile{n, group};
+			}
+		}
+		return SeenTile{-1, 0};
+	}
+
+	METHOD void load_seen(const TensorMap &q, const TensorMap &k, const TensorMap &v)
+	{
+		KeyRing keys = {0, 1}, values = {0, 1};
+		QueryRing queries = {0, 1};
+		Progress at = start();
+		ColumnTiles tiles;
+
+		while (next_piece(&at, &tiles)) {
+			head_k = head / (a.nhead_q / a.nhead_k);
+			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
+			i32 before = -1;
+
+			if (a.cache.cache_batch_idx)
+				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
+					      a.cache.cache_batch - 1);
+			for (SeenTile tile = {-1, 0}, next;; tile = next) {
+				bool begins = tile.number < 0;
+
+				next = tile_before(tiles, begins ? tiles.count : tile.number,
+						   begins);
+				if (begins)
+					continue;
+				i32 column = tiles.column(tile.number);
+
+				barrier_wait(k_empty(keys.stage), keys.parity);
+				if (lane_id() == 0) {
+					u32 last = next.number < 0 ? LAST_OF_PIECE : 0;
+
+					store_shared_8(seen_at(keys.stage),
+						       chunk8{{(u32)column, tile.hides | last}});
+				}
+				load_rows<Q_SLABS>(k_tile(keys.stage), K_SLAB, k,
+						   k_full(keys.stage), row + column, head_k, batch);
+				keys.next();
+				if (before < 0) {
+					barrier_wait(q_empty(queries.stage), queries.parity);
+					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
+							   q_full(queries.stage),
+							   seq.q_start + tile_row, head,
+							   seq.packed_q ? 0 : seq.batch);
+					queries.next();
+				} else {
+					load_value(v, values, row + before, batch);
+				}
+				before = column;
+				if (next.number < 0)
+					break;
+			}
+			load_value(v, values, row + before, batch);
+		}
+	}
+	METHOD void load_value(const TensorMap &v, KeyRing &values, i32 row, i32 batch) const
+	{
+		barrier_wait(v_empty(values.stage), values.parity);
+		load_rows<V_SLABS>(v_copy(values.stage), K_SLAB, v, v_full(values.stage), row,
+				   head_k, batch);
+		values.next();
+	}
+
+	/* The column of the tile that has come, and how many follow it: of a mask that is data
+	 * whether one does. */
+	METHOD i32 take_tile(const ColumnTiles &tiles, i32 stage, i32 *n)
+	{
+		if constexpr (!HAS_DATA)
+			return tiles.column(*n);
+		chunk8 tile = load_shared_8(seen_at(stage));
+
+		*n = tile.w[1] & LAST_OF_PIECE ? 0 : 1;
+		hides = tile.w[1] >> warpgroup() & 1;
+		return (i32)tile.w[0];
+	}
+
+	/* The first n of a lane's columns of a row are those before `column`: two in eight. */
+	METHOD static u64 places_before(i32 column)
+	{
+		i32 n = column <= 0 ? 0 : min_of(column / 8 * 2 + min_of(column % 8, 2), TN * 4);
+
+		return n == 64 ? ~0ull : (1ull << n) - 1;
+	}
+	METHOD void hide_data(Scores &s, i32 column, float hidden) const
+	{
+		static_assert(TN * 4 <= 64, "a bit a place");
+		i32 from = column + Core::column(0);
+
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = wave_row() + Core::stat_row(r);
+			u64 seen = 0;
+
+			if constexpr (C::MASK_DATA == MASK_DATA_INTERVALS) {
+				const DataRow of = DataRow::make(a.mask_data, seq, row, head);
+
+				NO_UNROLL
+				for (i32 k = 0; k < of.n; k++) {
+					DataInterval x = of.at(k);
+
+					seen |= places_before(x.high - from) &
+						~places_before(x.low - from);
+				}
+			} else {
+				const u8 *bits = this->mask_data().bits_of(row, head);
+				i32 last = (seq.n_k - 1) >> 3;
+
+				NO_UNROLL
+				for (int n = 0; n < TN * 2; n++) {
+					i32 byte = min_of((column >> 3) + n, last);
+					u32 x = load_memory(
+						bits + byte * a.mask_data.bits.stride_dim);
+
+					seen |= (u64)(x >> Core::column(0) & 3) << 2 * n;
+				}
+			}
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (Core::stat(e) == r &&
+					    !(seen >> (n * 4 + e / 4 * 2 + e % 2) & 1))
+						s.t[0][n].x[e] = hidden;
+		}
+	}
+
 	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
 	METHOD void widen_values()
 	{
@@ -571,6 +780,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			mask_end(s, column, hidden);
 		if (cuts_begin)
 			mask_begin(s, column, hidden);
+		if constexpr (HAS_DATA) {
+			if (hides)
+				hide_data(s, column, hidden);
+			return cuts_end || cuts_begin || hides;
+		}
 		return cuts_end || cuts_begin;
 	}
 	/* The place of an element, from the lane's first column on. */
@@ -762,13 +976,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		const Reach<C> block = reach_of(tile_row, last_row());
 		const Reach<C> mine = reach_of(first_row(), min_of(first_row() + 63, last_row()));
-		i32 n = tiles.count - 1, column = tiles.column(n);
+		i32 n = tiles.count - 1, column;
 		RowVector<Core, 1> factor;
 		Scores s;
 		Weights p;
 
 		barrier_wait(q_full(queries.stage), queries.parity);
 		barrier_wait(k_full(keys.stage), keys.parity);
+		column = take_tile(tiles, keys.stage, &n);
 		start_scores(s, queries.stage, keys.stage);
 		wgmma_wait<0>();
 		settle(s.t[0]);
@@ -782,7 +997,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		while (--n >= 0) {
 			i32 before = column;
 
-			column = tiles.column(n);
+			column = take_tile(tiles, keys.stage, &n);
 			take_turn();
 			start_scores(s, queries.stage, keys.stage);
 			barrier_wait(v_full(values.stage), values.parity);
@@ -904,8 +1119,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		make_barriers();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();
-			if (LOADING_WARPS == 4 || wave_id() == C::WAVES_M)
+			if constexpr (HAS_DATA) {
+				if (wave_id() == C::WAVES_M)
+					load_seen(q, k, v);
+			} else if (LOADING_WARPS == 4 || wave_id() == C::WAVES_M) {
 				load(q, k, v, bias);
+			}
 			if constexpr (Values::WIDENED)
 				if (wave_id() > C::WAVES_M)
 					widen_values();

@@ -14,7 +14,7 @@
 #include "core/lds.h"
 #include "general/prepare.h"
 
-#define BIT(n)   (1u << (n))
+#define BIT(n) (1u << (n))
 
 #define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
 	{#name, GPU_CORE_##core, wave, lds * 1024},
@@ -491,8 +491,7 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 }
 
 /* Is there such a pipeline on this arch, and does it know the data type? */
-static int knows(const struct gpu_arch *arch, const struct traits *traits,
-		 const struct gpu_tile *t)
+static int knows(const struct gpu_arch *arch, const struct traits *traits, const struct gpu_tile *t)
 {
 	return t->pipeline >= 0 && t->pipeline < GPU_N_PIPELINES &&
 	       gpu_pipelines[t->pipeline].cores & BIT(arch->core) &&
@@ -506,21 +505,24 @@ static int has_tails(const struct gpu_tile *t)
 	return t->pipeline != GPU_WGMMA && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE;
 }
 
-/* Only loops that are for every arch read masks that are data. */
-static int reads_mask_data(const struct gpu_tile *t)
+/* Loops that are for every arch read masks that are data, and Hopper's where it has room for what
+ * one loading warp says of each tile. */
+static int reads_mask_data(const struct traits *traits, const struct gpu_tile *t)
 {
+	if (t->pipeline == GPU_WGMMA)
+		return traits->dtype <= ABI_BF16 && !traits->paged && !traits->softcap &&
+		       traits->bias != 1;
 	return t->pipeline != GPU_DECODE && has_tails(t);
 }
 
 static int make_forward(const struct gpu_arch *arch, enum abi_family family,
-			const struct traits *traits, const struct gpu_tile *t,
-			struct gpu_kernel *k)
+			const struct traits *traits, const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	struct features f = features_of(family, traits);
 	int pack = gpu_pipelines[t->pipeline].pack;
 
 	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout) ||
-	    (traits->mask_data && !reads_mask_data(t)))
+	    (traits->mask_data && !reads_mask_data(traits, t)))
 		return 1;
 	if (traits->narrow &&
 	    (t->pipeline >= GPU_WGMMA || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
@@ -575,7 +577,7 @@ static int make_backward(const struct gpu_arch *arch, const struct traits *trait
 	struct features f = features_of(ABI_BWD_DQ_DK_DV, traits);
 
 	if (t->pipeline == GPU_WGMMA || t->pipeline >= GPU_COMBINE ||
-	    (traits->mask_data && !reads_mask_data(t)))
+	    (traits->mask_data && !reads_mask_data(traits, t)))
 		return 1;
 	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum))
 		return 1;
@@ -600,8 +602,7 @@ static int make_backward(const struct gpu_arch *arch, const struct traits *trait
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
 static int make_rows(const struct gpu_arch *arch, enum abi_family family,
-		     const struct traits *traits, const struct gpu_tile *t,
-		     struct gpu_kernel *k)
+		     const struct traits *traits, const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	struct features f = features_of(family, traits);
 
