@@ -34,13 +34,10 @@ struct DataReach {
 	}
 	METHOD static i32 of_lane(i32 x, i32 lane) { return (i32)shuffle_word((u32)x, lane); }
 
-	/* Joins those of all the block's threads, in every one: through 16 bytes of LDS a wave,
-	 * which is free. */
-	template <int WAVES> METHOD void join_block(char *lds)
+	/* Joins those of all lanes of a wave, in every one. */
+	METHOD void join_wave()
 	{
 		/* asked for by all lanes: NVIDIA's wait for each other */
-		DataReach *box = (DataReach *)lds + wave_id();
-
 		UNROLL
 		for (int step = FMHA_WAVE / 2; step > 0; step /= 2) {
 			i32 lane = lane_id() ^ step;
@@ -48,6 +45,13 @@ struct DataReach {
 			join(DataReach{of_lane(low, lane), of_lane(high, lane),
 				       of_lane(full_low, lane), of_lane(full_high, lane)});
 		}
+	}
+	/* Those of all the block's threads: through 16 bytes of LDS a wave, which is free. */
+	template <int WAVES> METHOD void join_block(char *lds)
+	{
+		DataReach *box = (DataReach *)lds + wave_id();
+
+		join_wave();
 		block_sync();
 		if (lane_id() == 0)
 			*box = *this;

@@ -230,6 +230,16 @@ struct ColumnTiles {
 		count = max_of(end - first, 0);
 	}
 
+	/* The same, but for one tile where that is none. */
+	METHOD void narrow_to_some(i32 low, i32 high)
+	{
+		const i32 whole = first;
+
+		narrow(low, high);
+		if (count == 0)
+			first = whole, count = 1;
+	}
+
 	/* First column of the n-th tile. */
 	METHOD i32 column(i32 n) const
 	{

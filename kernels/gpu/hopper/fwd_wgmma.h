@@ -110,8 +110,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */
 	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
 	static const int LOADER_REGISTERS = Values::WIDENED ? 56
-						: GROUPS == 3 ? 32
-						: HAS_DATA    ? 40
+						: GROUPS == 3 ? (HAS_DATA ? 56 : 32)
+						: HAS_DATA    ? 56
 							      : 24;
 	static const int PRODUCT_REGISTERS =
 		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
@@ -495,15 +495,33 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return sees;
 	}
 
+	/* What the rows of the block see, by all lanes of a warp; of bits that is not known. */
+	METHOD DataReach reach_of_data() const
+	{
+		DataReach all = DataReach::nothing();
+
+		if (C::MASK_DATA != MASK_DATA_INTERVALS)
+			return DataReach{0, seq.n_k, 0, 0};
+		NO_UNROLL
+		for (int r = 0; r < C::TILE_M; r += FMHA_WAVE)
+			all.join(DataRow::make(a.mask_data, seq, tile_row + r + lane_id(), head)
+					 .reach());
+		all.join_wave();
+		return all;
+	}
+
 	/* The last tile before the n-th that some row of the block sees; of a piece that sees
 	 * nothing the first one. By all lanes of a warp. */
-	METHOD SeenTile tile_before(const ColumnTiles &tiles, i32 n, bool must) const
+	METHOD SeenTile tile_before(const ColumnTiles &tiles, const DataReach &reach, i32 n,
+				    bool must) const
 	{
 		while (--n >= 0) {
 			i32 column = tiles.column(n), end = min_of(column + C::TILE_N, seq.n_k);
 			bool some = false;
 			u32 hides = 0;
 
+			if (column >= reach.full_low && end <= reach.full_high)
+				return SeenTile{n, 0};
 			NO_UNROLL
 			for (int r = 0; r < C::TILE_M; r += FMHA_WAVE) {
 				RowSees sees = row_sees(tile_row + r + lane_id(), column, end);
@@ -538,11 +556,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (a.cache.cache_batch_idx)
 				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
 					      a.cache.cache_batch - 1);
+			const DataReach reach = reach_of_data();
+
+			if (tiles.n_sink == 0)
+				tiles.narrow_to_some(reach.low, reach.high);
 			for (SeenTile tile = {-1, 0}, next;; tile = next) {
 				bool begins = tile.number < 0;
 
-				next = tile_before(tiles, begins ? tiles.count : tile.number,
-						   begins);
+				next = tile_before(tiles, reach,
+						   begins ? tiles.count : tile.number, begins);
 				if (begins)
 					continue;
 				i32 column = tiles.column(tile.number);
