@@ -27,7 +27,7 @@ template <class C, bool KEYS_STATIONARY> struct StagedPass {
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef BackwardScores<C, KEYS_STATIONARY, 1, TN, StagedPass> Steps;
 	typedef StagedBias<C, KEYS_STATIONARY, COLUMNS> Bias;
-	static const bool FETCHES_BIAS = true;
+	static const bool FETCHES_BIAS = true, HIDES = false;
 	static const int PARKS = lds_amd_parks(C::cut(COLUMNS, ROWS));
 	/* The two gradients leave RDNA few registers: a bias needs some, and d64 of RDNA3 runs
 	 * three blocks a unit below 241. */

@@ -7,7 +7,8 @@
  *
  * Facts is where a main loop keeps what is known of the block: at (BackwardPlace), row_of(m), the
  * first row of 16-row tile m, and seq(), head(), band(), bias(), dbias(), be it in registers or in
- * LDS. FETCHES_BIAS: it has the tile's bias, and adds it.
+ * LDS. FETCHES_BIAS: it has the tile's bias, and adds it. HIDES: what a mask that is data hides is
+ * its own matter.
  */
 #ifndef FMHA_GPU_BWD_SCORES_H
 #define FMHA_GPU_BWD_SCORES_H
@@ -38,7 +39,7 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 			make_logits(s, column);
 		if (MASKS_PRODUCTS && masked)
 			mask(s, column);
-		if constexpr (MASKS_PRODUCTS && C::MASK_DATA != MASK_DATA_NONE)
+		if constexpr (MASKS_PRODUCTS && C::MASK_DATA != MASK_DATA_NONE && !Facts::HIDES)
 			mask_data(s, column);
 	}
 

@@ -70,6 +70,15 @@ struct DataInterval {
 	i32 low, high; /* [low, high) */
 };
 
+/* What a row sees of some columns: some of them, all of them. */
+struct DataSees {
+	bool some, all;
+};
+
+struct DataSeesTwo {
+	bool first, second;
+};
+
 /* The intervals of a row of a head. */
 struct DataRow {
 	const i32 *endpoints;
@@ -155,6 +164,60 @@ template <class C> struct DataMask {
 		const DataRow of = DataRow::make(m, v, row, head);
 
 		return of.meets(column, column + 1);
+	}
+
+	/* What a row sees of [begin, end); of bits @begin is a multiple of 8. */
+	METHOD DataSees sees_of(i32 row, i32 head, i32 begin, i32 end) const
+	{
+		DataSees sees = {false, false};
+
+		if constexpr (INTERVALS) {
+			const DataRow of = DataRow::make(m, v, row, head);
+
+			NO_UNROLL
+			for (i32 k = 0; k < of.n; k++) {
+				DataInterval x = of.at(k);
+
+				sees.some |= max_of(x.low, begin) < min_of(x.high, end);
+				sees.all |= x.low <= begin && x.high >= end;
+			}
+		} else {
+			const u8 *bits = bits_of(row, head);
+			u32 either = 0, both = 0xff;
+
+			NO_UNROLL
+			for (i32 at = begin; at < end; at += 8) {
+				u32 x = load_memory(bits + (at >> 3) * m.bits.stride_dim);
+				u32 there = end - at < 8 ? (1u << (end - at)) - 1 : 0xff;
+
+				either |= x & there, both &= x | (there ^ 0xff);
+			}
+			sees = DataSees{either != 0, both == 0xff};
+		}
+		return sees;
+	}
+
+	/* Whether a row sees two columns. */
+	METHOD DataSeesTwo sees_two(i32 row, i32 head, i32 first, i32 second) const
+	{
+		DataSeesTwo sees = {false, false};
+
+		if constexpr (INTERVALS) {
+			const DataRow of = DataRow::make(m, v, row, head);
+
+			NO_UNROLL
+			for (i32 k = 0; k < of.n; k++) {
+				DataInterval x = of.at(k);
+
+				sees.first |= first >= x.low && first < x.high;
+				sees.second |= second >= x.low && second < x.high;
+			}
+		} else {
+			const u8 *bits = bits_of(row, head);
+
+			sees = DataSeesTwo{bit(bits, first), bit(bits, second)};
+		}
+		return sees;
 	}
 
 	/*

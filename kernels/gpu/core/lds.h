@@ -229,6 +229,11 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 	       LDS_BWD_WGMMA_STAGES * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
 }
 
+/* Under a mask that is data, behind that: two bits for each of so many tiles of queries, or for as
+ * many runs of them. */
+#define LDS_BWD_SEEN	   1024
+#define LDS_BWD_SEEN_BYTES (2 * LDS_BWD_SEEN / 8)
+
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
 #define LDS_DQ_COUNTER 32
 LDS_FN int lds_dq_tile(int tile_m, int hdim_q)

@@ -27,7 +27,7 @@ template <class C, bool KEYS_STATIONARY> struct BackwardLoop {
 
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef BackwardScores<C, KEYS_STATIONARY, TM, TN, BackwardLoop> Steps;
-	static const bool FETCHES_BIAS = false;
+	static const bool FETCHES_BIAS = false, HIDES = false;
 	/* In a pair q is HDIM_Q wide (Q or K), v HDIM_V (dO or V). */
 	typedef typename BackwardPlace<C>::Keys Keys;
 	typedef typename BackwardPlace<C>::Queries Queries;

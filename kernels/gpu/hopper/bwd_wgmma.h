@@ -41,8 +41,9 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->start_s(s, step);
 			this->wait_for_do(step);
 			this->start_dp(dp, step);
+			u32 hidden = this->find_hidden(step);
 			wgmma_wait<1>();
-			ds = this->start_gradients(s, dp, dv, step);
+			ds = this->start_gradients(s, dp, dv, step, hidden);
 			named_sync(Block::DS_BARRIER, Block::GROUPS * Block::GROUP_THREADS);
 			this->start_dq(dq, 0, step.ds_stage());
 			wgmma_wait<1>();
@@ -105,6 +106,8 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 	kernel.lds = shared_address(lds);
 	if (!kernel.locate(block_id_x()))
 		return;
+	if constexpr (Block::HAS_DATA)
+		kernel.find_seen((u32 *)(lds + Block::SEEN_AT));
 	kernel.make_barriers();
 	if (wave_id() >= Config::WAVES_M) {
 		give_registers<Block::LOADER_REGISTERS>();

@@ -8,6 +8,9 @@
  * registers through shared memory: a thread a warpgroup has the copy engine add it to dq_acc, whose
  * layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to a tile in the
  * order of their keys.
+ *
+ * Under a mask that is data all threads look once which tiles of queries see the block's keys, and
+ * leave that in shared memory for all of them: the mask may change, and they must agree.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_BLOCK_H
 #define FMHA_GPU_BWD_WGMMA_BLOCK_H
@@ -40,6 +43,8 @@ template <class C> struct BackwardWgmmaBlock {
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
 	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
+	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
+	static_assert(!HAS_DATA || !SHARED, "wide heads find their place twice");
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
 	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;
@@ -57,6 +62,11 @@ template <class C> struct BackwardWgmmaBlock {
 		      "the host asks lds.h, too");
 	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS,
 		      "room for them");
+	/* HAS_DATA: which tiles some row of which sees a key; and which not all of them do. */
+	static const int SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS,
+			 CUT_AT = SEEN_AT + LDS_BWD_SEEN / 8;
+	static_assert(!HAS_DATA || CUT_AT + LDS_BWD_SEEN / 8 <= C::LDS_BYTES,
+		      "what the host gives");
 
 	/* Named barriers: a warpgroup's own; a stage of dS is there; one of P is there, for the
 	 * other warpgroup. All that wait for a round of one must do so in the same instruction
@@ -71,12 +81,13 @@ template <class C> struct BackwardWgmmaBlock {
 	i32 head_k;
 	i32 wave;
 	ColumnTiles tiles; /* of queries */
+	i32 n_seen;        /* tiles that are walked */
 
 	METHOD BackwardWgmmaBlock(const abi_bwd_args &args) : at(args) {}
 
 	/* ---- what bwd_scores.h asks ---- */
 
-	static const bool FETCHES_BIAS = false;
+	static const bool FETCHES_BIAS = false, HIDES = true;
 	METHOD i32 row_of(int) const { return first + (SHARED ? wave % 4 : wave) * 16; }
 	METHOD const Sequence &seq() const { return at.seq; }
 	METHOD const Band &band() const { return at.band; }
@@ -121,13 +132,104 @@ template <class C> struct BackwardWgmmaBlock {
 		METHOD u32 do_parity() const { return number / DO_STAGES & 1; }
 		METHOD i32 ds_stage() const { return number % DS_STAGES; }
 	};
-	METHOD Step first_step() const { return Step{0, head_k * at.q_per_k(), 0}; }
-	METHOD i32 n_steps() const { return tiles.count * at.q_per_k(); }
+	METHOD Step first_step() const { return Step{seen_from(0), head_k * at.q_per_k(), 0}; }
+	METHOD i32 n_steps() const { return n_seen * at.q_per_k(); }
 	METHOD void next(Step &s) const
 	{
-		if (++s.tile == tiles.count)
-			s.tile = 0, s.head++;
+		s.tile = seen_from(s.tile + 1);
+		if (s.tile == tiles.count)
+			s.tile = seen_from(0), s.head++;
 		s.number++;
+	}
+
+	/* The first tile from this one on that is walked. */
+	METHOD i32 seen_from(i32 tile) const
+	{
+		if constexpr (HAS_DATA) {
+			i32 shift = run_shift();
+
+			NO_UNROLL
+			while (tile < tiles.count) {
+				i32 run = tile >> shift;
+				u32 left = seen_word(SEEN_AT, run / 32) >> run % 32;
+
+				if (left & 1)
+					return tile;
+				run = left ? run + __ffs(left) - 1 : (run / 32 + 1) * 32;
+				tile = run << shift;
+			}
+			return tiles.count;
+		}
+		return tile;
+	}
+	METHOD u32 seen_word(int at, i32 word) const
+	{
+		return float_to_bits(load_shared(lds + at + word * 4));
+	}
+	/* A bit is of so many tiles, as a power of two. */
+	METHOD i32 run_shift() const
+	{
+		i32 shift = 0;
+
+		NO_UNROLL
+		while (ceil_div(tiles.count, 1 << shift) > LDS_BWD_SEEN)
+			shift++;
+		return shift;
+	}
+	/* Whether a mask that is data may hide elements of a step's tile. */
+	METHOD bool hides(const Step &s) const
+	{
+		if constexpr (HAS_DATA) {
+			i32 run = s.tile >> run_shift();
+
+			return seen_word(CUT_AT, run / 32) >> run % 32 & 1;
+		}
+		return false;
+	}
+
+	/* Finds what is walked, by all threads. words: SEEN_AT and what follows. */
+	METHOD void find_seen(u32 *words)
+	{
+		const int WORDS = LDS_BWD_SEEN / 32;
+		const abi_mask_data &m = at.a.mask_data;
+		const i32 shift = run_shift(), end = min_of(first + C::TILE_N, at.seq.n_k);
+		const i32 from = tiles.first * C::TILE_M;
+		const i32 rows = min_of((tiles.first + tiles.count) * C::TILE_M, at.seq.n_q) - from;
+		const bool alike = (C::MASK_DATA == MASK_DATA_BITS ? m.bits : m.intervals)
+					   .stride_head == 0;
+
+		for (i32 i = thread_id(); i < 2 * WORDS; i += THREADS)
+			words[i] = 0;
+		block_sync();
+		NO_UNROLL
+		for (i32 h = alike ? at.q_per_k() - 1 : 0; h < at.q_per_k(); h++) {
+			NO_UNROLL
+			for (i32 r = thread_id(); r < ceil_div(rows, FMHA_WAVE) * FMHA_WAVE;
+			     r += THREADS) {
+				/* 32 rows are of one tile */
+				DataSees sees = at.mask_data().sees_of(
+					min_of(from + r, at.seq.n_q - 1), at.head + h, first, end);
+				bool some = any_of_wave(sees.some), cut = any_of_wave(!sees.all);
+				i32 run = r / C::TILE_M >> shift;
+
+				if (lane_id() != 0)
+					continue;
+				if (some)
+					atomicOr(words + run / 32, 1u << run % 32);
+				if (cut)
+					atomicOr(words + WORDS + run / 32, 1u << run % 32);
+			}
+		}
+		block_sync();
+		n_seen = 0;
+		NO_UNROLL
+		for (i32 i = 0; i < ceil_div(ceil_div(tiles.count, 1 << shift), 32); i++)
+			n_seen += __popc(words[i]) << shift;
+		/* the last run may have fewer */
+		i32 last = (tiles.count - 1) >> shift;
+
+		if (tiles.count > 0 && words[last / 32] >> last % 32 & 1)
+			n_seen -= ((last + 1) << shift) - tiles.count;
 	}
 	/* Deterministic: last rows first, so that blocks meet a tile one after the other without
 	 * waiting for long. */
@@ -199,6 +301,7 @@ template <class C> struct BackwardWgmmaBlock {
 		first = x * C::TILE_N;
 		tiles = ColumnTiles::of_rows(at.band, C::MASK, first, first + C::TILE_N - 1,
 					     at.seq.n_q, C::TILE_M);
+		n_seen = tiles.count;
 		return first < at.seq.n_k;
 	}
 
@@ -311,7 +414,8 @@ template <class C> struct BackwardWgmmaBlock {
 		NO_UNROLL
 		for (i32 n = at.q_per_k(); n > 0; n--, head += floats) {
 			NO_UNROLL
-			for (Step step = {0, 0, 0}; step.tile < tiles.count; step.tile++) {
+			for (Step step = {seen_from(0), 0, 0}; step.tile < tiles.count;
+			     step.tile = seen_from(step.tile + 1)) {
 				float *tile = head + (i64)tile_of(step) * DQ_TILE;
 
 				parity = send_tile(tile, group, parity, step);
@@ -487,8 +591,10 @@ template <class C> struct BackwardWgmmaBlock {
 		METHOD void operator()(int, int, i32, const typename Core::Acc &) const {}
 	};
 
-	METHOD bool is_masked(i32 query) const
+	METHOD bool is_masked(const Step &step) const
 	{
+		i32 query = query_of(step);
+
 		if (first + C::TILE_N > at.band.end)
 			return true;
 		return C::MASK &&
@@ -500,12 +606,41 @@ template <class C> struct BackwardWgmmaBlock {
 	 * and differentiate(). */
 	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
 
-	/* S becomes P, but AT_ONCE. */
-	METHOD void weigh(Scores &s, const Step &step) const
+	/* The lane's elements of a tile of scores that a mask that is data hides: bit n * 8 + e.
+	 * Asked for while products are under way: what it reads is far. */
+	METHOD u32 find_hidden(const Step &step) const
 	{
-		i32 query = query_of(step);
+		u32 seen = 0;
 
-		Steps{*this}.prepare(s, query, is_masked(query));
+		if constexpr (!HAS_DATA)
+			return 0;
+		if (!hides(step))
+			return 0;
+		static_assert(!HAS_DATA || TN * Core::E <= 32, "a bit an element");
+		NO_UNROLL
+		for (int i = 0; i < TN * 4; i++) {
+			const int place = i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
+			const DataSeesTwo sees = at.mask_data().sees_two(
+				query_of(step) + Core::column(0) + place, step.head,
+				row_of(0) + Core::stat_row(0), row_of(0) + Core::stat_row(1));
+
+			seen |= ((u32)sees.first | (u32)sees.second << 2)
+				<< (i / 4 * 8 + i % 4 / 2 * 4 + i % 2);
+		}
+		return ~seen;
+	}
+
+	/* S becomes P, but AT_ONCE. */
+	METHOD void weigh(Scores &s, const Step &step, u32 hidden) const
+	{
+		Steps{*this}.prepare(s, query_of(step), is_masked(step));
+		if (HAS_DATA && hidden)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					if (hidden >> (n * Core::E + e) & 1)
+						s.t[0][n].x[e] = minus_infinity();
 		UNROLL
 		for (int n = 0; n < TN && !AT_ONCE; n++)
 			UNROLL
@@ -522,14 +657,13 @@ template <class C> struct BackwardWgmmaBlock {
 	}
 
 	/* dP becomes dS but for the scale; AT_ONCE, and S becomes P. */
-	METHOD void differentiate(Scores &p, Scores &dp, const Step &step) const
+	METHOD void differentiate(Scores &p, Scores &dp, const Step &step, u32 hidden = 0) const
 	{
 		if (AT_ONCE)
 			return Steps{*this}.gradients(p, dp, query_of(step),
-						      is_masked(query_of(step)), stats_of(step),
-						      Nothing());
+						      is_masked(step), stats_of(step), Nothing());
 		/* V may hold anything where a query does not look. */
-		if (is_masked(query_of(step)))
+		if (is_masked(step) || hidden)
 			UNROLL
 			for (int n = 0; n < TN; n++)
 				UNROLL
@@ -569,18 +703,18 @@ template <class C> struct BackwardWgmmaBlock {
 	/* S of the warpgroup's own keys is there: the product for dV begins, and dS is stored and
 	 * returned. */
 	METHOD Weights start_gradients(Scores &s, Scores &dp, RegTile<Core, 1, TV> &dv,
-				       const Step &step) const
+				       const Step &step, u32 hidden) const
 	{
 		Weights p, ds;
 
 		settle(s.t[0]);
-		weigh(s, step);
+		weigh(s, step, hidden);
 		/* Over already. Without a branch the assembler moves the softmax behind the wait
 		 * for dP. */
 		barrier_wait(do_full(step.do_stage()), step.do_parity());
 		wgmma_wait<0>();
 		settle(dp.t[0]);
-		differentiate(s, dp, step);
+		differentiate(s, dp, step, hidden);
 		p = round_to_operand(s);
 		start_sum(dv, p, do_tile(step.do_stage()));
 		ds = round_to_operand(dp);

@@ -123,11 +123,12 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 			start(s.t[0], held.k, this->q_tile(step.q_stage()));
 			this->wait_for_do(step);
 			start(dp.t[0], held.v, this->do_tile(step.do_stage()));
+			u32 hidden = this->find_hidden(step);
 			wgmma_wait<2>();
 			settle(dq.t);
 			store_dq_before(dq, step);
 			wgmma_wait<1>();
-			ds = this->start_gradients(s, dp, dv, step);
+			ds = this->start_gradients(s, dp, dv, step, hidden);
 			named_arrive(ds_barrier(this->group(), step), BOTH);
 			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
 			wgmma_wait<1>();

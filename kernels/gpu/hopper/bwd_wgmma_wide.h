@@ -58,7 +58,7 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 	METHOD void hand_on(Weights &p, Scores &s, const Step &step)
 	{
 		at.head = step.head;
-		this->weigh(s, step);
+		this->weigh(s, step, 0);
 		p = round_to_operand(s);
 		UNROLL
 		for (int i = 0; i < Block::TN; i++)

@@ -137,7 +137,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	RegTile<Core, 1, TD> o;
 	SoftmaxRows<Core, 1> rows;
 	Capped capped;
-	bool hides; /* HAS_DATA: the tile has elements that their rows do not see */
+	/* HAS_DATA: whether the tile has elements that their rows do not see; which places they do. */
+	bool hides;
+	u64 seen_places[Core::STATS];
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
 
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
@@ -460,41 +462,6 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const u32 LAST_OF_PIECE = 1u << 31;
 	METHOD u32 seen_at(i32 stage) const { return lds + SEEN_AT + stage * 8; }
 
-	/* What a row sees of [column, end): some of it, all of it. */
-	struct RowSees {
-		bool some, all;
-	};
-	METHOD RowSees row_sees(i32 row, i32 column, i32 end) const
-	{
-		RowSees sees = {false, false};
-
-		if constexpr (C::MASK_DATA == MASK_DATA_INTERVALS) {
-			const DataRow of = DataRow::make(a.mask_data, seq, row, head);
-
-			NO_UNROLL
-			for (i32 k = 0; k < of.n; k++) {
-				DataInterval x = of.at(k);
-
-				sees.some |= max_of(x.low, column) < min_of(x.high, end);
-				sees.all |= x.low <= column && x.high >= end;
-			}
-		} else {
-			const u8 *bits = this->mask_data().bits_of(row, head);
-			u32 either = 0, both = 0xff;
-
-			/* tiles begin at whole bytes; bits behind the end count for nothing */
-			NO_UNROLL
-			for (i32 at = column; at < end; at += 8) {
-				u32 x = load_memory(bits + (at >> 3) * a.mask_data.bits.stride_dim);
-				u32 there = end - at < 8 ? (1u << (end - at)) - 1 : 0xff;
-
-				either |= x & there, both &= x | (there ^ 0xff);
-			}
-			sees = RowSees{either != 0, both == 0xff};
-		}
-		return sees;
-	}
-
 	/* What the rows of the block see, by all lanes of a warp; of bits that is not known. */
 	METHOD DataReach reach_of_data() const
 	{
@@ -524,7 +491,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				return SeenTile{n, 0};
 			NO_UNROLL
 			for (int r = 0; r < C::TILE_M; r += FMHA_WAVE) {
-				RowSees sees = row_sees(tile_row + r + lane_id(), column, end);
+				DataSees sees = this->mask_data().sees_of(
+					tile_row + r + lane_id(), head, column, end);
 
 				some |= sees.some;
 				hides |= (u32)!sees.all << (r / 64);
@@ -624,9 +592,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		return n == 64 ? ~0ull : (1ull << n) - 1;
 	}
-	METHOD void hide_data(Scores &s, i32 column, float hidden) const
+	/* Finds which of the lane's elements of a tile their rows see, a bit a place. Asked for
+	 * while products are under way: what it reads is far. */
+	METHOD void find_seen_places(i32 column)
 	{
-		static_assert(TN * 4 <= 64, "a bit a place");
+		static_assert(!HAS_DATA || TN * 4 <= 64, "a bit a place");
 		i32 from = column + Core::column(0);
 
 		UNROLL
@@ -657,14 +627,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					seen |= (u64)(x >> Core::column(0) & 3) << 2 * n;
 				}
 			}
-			UNROLL
-			for (int n = 0; n < TN; n++)
-				UNROLL
-				for (int e = 0; e < Core::E; e++)
-					if (Core::stat(e) == r &&
-					    !(seen >> (n * 4 + e / 4 * 2 + e % 2) & 1))
-						s.t[0][n].x[e] = hidden;
+			seen_places[r] = seen;
 		}
+	}
+	METHOD void hide_data(Scores &s, float hidden) const
+	{
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (!(seen_places[Core::stat(e)] >>
+					      (n * 4 + e / 4 * 2 + e % 2) &
+				      1))
+					s.t[0][n].x[e] = hidden;
 	}
 
 	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
@@ -804,7 +779,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			mask_begin(s, column, hidden);
 		if constexpr (HAS_DATA) {
 			if (hides)
-				hide_data(s, column, hidden);
+				hide_data(s, hidden);
 			return cuts_end || cuts_begin || hides;
 		}
 		return cuts_end || cuts_begin;
@@ -1007,6 +982,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		barrier_wait(k_full(keys.stage), keys.parity);
 		column = take_tile(tiles, keys.stage, &n);
 		start_scores(s, queries.stage, keys.stage);
+		if (HAS_DATA && hides)
+			find_seen_places(column);
 		wgmma_wait<0>();
 		settle(s.t[0]);
 		release(k_empty(keys.stage));
@@ -1026,6 +1003,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			clear_unseen(values.stage, before, block);
 			start_output(p, values.stage);
 			give_turn();
+			if (HAS_DATA && hides)
+				find_seen_places(column);
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));

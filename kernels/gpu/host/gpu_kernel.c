@@ -556,13 +556,18 @@ static int make_backward_wgmma(const struct gpu_arch *arch, const struct traits 
 {
 	struct features f = features_of(ABI_BWD_DQ_DK_DV, traits);
 
-	if (traits->dtype == ABI_F32 || traits->dtype > ABI_BF16 || traits->mask_data)
+	if (traits->dtype == ABI_F32 || traits->dtype > ABI_BF16 ||
+	    (traits->mask_data && (traits->softcap || traits->dropout || traits->bias == 1 ||
+				   lds_bwd_is_shared(t->tile_n))))
 		return 1;
 	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
 		return 1;
 	f.logits = traits->bias || traits->softcap || traits->any_scale;
+	f.mask_data = traits->mask_data;
 	add_features(k, f);
-	return finish_kernel(arch, k, lds_bwd_wgmma(cut_of(arch, t)));
+	return finish_kernel(arch, k,
+			     lds_bwd_wgmma(cut_of(arch, t)) +
+				     (traits->mask_data ? LDS_BWD_SEEN_BYTES : 0));
 }
 
 static int make_backward(const struct gpu_arch *arch, const struct traits *traits,
