@@ -16,6 +16,14 @@
 
 #include "scores.h"
 
+struct DataInterval {
+	i32 low, high; /* [low, high) */
+
+	/* Those of another lane; asked for by all of them. */
+	METHOD i32 low_of(i32 lane) const { return (i32)shuffle_word((u32)low, lane); }
+	METHOD i32 high_of(i32 lane) const { return (i32)shuffle_word((u32)high, lane); }
+};
+
 /* What some rows see: [low, high) holds all of it, and all of them see [full_low, full_high). */
 struct DataReach {
 	i32 low, high, full_low, full_high;
@@ -26,6 +34,20 @@ struct DataReach {
 		const i32 far = 1 << 30;
 
 		return DataReach{far, -far, -far, far};
+	}
+	/* Another interval of one row; of_row(): after the last. */
+	METHOD void add(const DataInterval &x)
+	{
+		if (x.low >= x.high)
+			return;
+		bool is_first = low > high;
+
+		low = min_of(low, x.low), high = max_of(high, x.high);
+		full_low = is_first ? x.low : 0, full_high = is_first ? x.high : 0;
+	}
+	METHOD DataReach of_row() const
+	{
+		return low > high ? DataReach{low, high, 0, 0} : *this;
 	}
 	METHOD void join(const DataReach &o)
 	{
@@ -66,17 +88,16 @@ struct DataReach {
 	}
 };
 
-struct DataInterval {
-	i32 low, high; /* [low, high) */
-};
-
 /* What a row sees of some columns: some of them, all of them. */
 struct DataSees {
 	bool some, all;
-};
 
-struct DataSeesTwo {
-	bool first, second;
+	/* Those of [begin, end), by another of its intervals. */
+	METHOD void add(const DataInterval &x, i32 begin, i32 end)
+	{
+		some |= max_of(x.low, begin) < min_of(x.high, end);
+		all |= x.low <= begin && x.high >= end;
+	}
 };
 
 /* The intervals of a row of a head. */
@@ -104,21 +125,11 @@ struct DataRow {
 	METHOD DataReach reach() const
 	{
 		DataReach r = DataReach::nothing();
-		i32 n_seen = 0;
 
 		NO_UNROLL
-		for (i32 k = 0; k < n; k++) {
-			DataInterval x = at(k);
-
-			if (x.low >= x.high)
-				continue;
-			r.low = min_of(r.low, x.low), r.high = max_of(r.high, x.high);
-			r.full_low = x.low, r.full_high = x.high;
-			n_seen++;
-		}
-		if (n_seen != 1)
-			r.full_low = 0, r.full_high = 0;
-		return r;
+		for (i32 k = 0; k < n; k++)
+			r.add(at(k));
+		return r.of_row();
 	}
 	/* Whether the row sees some of [begin, end). */
 	METHOD bool meets(i32 begin, i32 end) const
@@ -175,12 +186,8 @@ template <class C> struct DataMask {
 			const DataRow of = DataRow::make(m, v, row, head);
 
 			NO_UNROLL
-			for (i32 k = 0; k < of.n; k++) {
-				DataInterval x = of.at(k);
-
-				sees.some |= max_of(x.low, begin) < min_of(x.high, end);
-				sees.all |= x.low <= begin && x.high >= end;
-			}
+			for (i32 k = 0; k < of.n; k++)
+				sees.add(of.at(k), begin, end);
 		} else {
 			const u8 *bits = bits_of(row, head);
 			u32 either = 0, both = 0xff;
@@ -197,10 +204,10 @@ template <class C> struct DataMask {
 		return sees;
 	}
 
-	/* Whether a row sees two columns. */
-	METHOD DataSeesTwo sees_two(i32 row, i32 head, i32 first, i32 second) const
+	/* Which of 16 columns a row sees, a bit each; of bits @begin is a multiple of 8. */
+	METHOD u32 sees_16(i32 row, i32 head, i32 begin) const
 	{
-		DataSeesTwo sees = {false, false};
+		u32 seen = 0;
 
 		if constexpr (INTERVALS) {
 			const DataRow of = DataRow::make(m, v, row, head);
@@ -209,15 +216,20 @@ template <class C> struct DataMask {
 			for (i32 k = 0; k < of.n; k++) {
 				DataInterval x = of.at(k);
 
-				sees.first |= first >= x.low && first < x.high;
-				sees.second |= second >= x.low && second < x.high;
+				seen |= ((1u << clamp(x.high - begin, 0, 16)) - 1) &
+					~((1u << clamp(x.low - begin, 0, 16)) - 1);
 			}
 		} else {
 			const u8 *bits = bits_of(row, head);
+			i32 last = (v.n_k - 1) >> 3;
 
-			sees = DataSeesTwo{bit(bits, first), bit(bits, second)};
+			UNROLL
+			for (int i = 0; i < 2; i++)
+				seen |= (u32)load_memory(bits + min_of((begin >> 3) + i, last) *
+									m.bits.stride_dim)
+					<< 8 * i;
 		}
-		return sees;
+		return seen;
 	}
 
 	/*

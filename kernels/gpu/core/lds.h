@@ -122,9 +122,11 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
  */
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
+#define LDS_WGMMA_SEEN	   96 /* what loading warps say of a mask that is data */
 struct lds_wgmma_cut {
 	struct lds_cut tile;
 	int element, bias; /* bytes; 1: a tensor of 16-bit elements */
+	int data;          /* 1: a mask that is data */
 };
 
 LDS_FN int lds_slabs(int rows, int row_bytes)
@@ -152,7 +154,7 @@ LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c)
 			lds_slabs(c.tile.tile_n, c.tile.hdim_v * c.element) +
 			(c.element == 1 ? lds_slabs(c.tile.tile_n, c.tile.hdim_v * 2) : 0) +
 			(c.bias ? lds_slabs(c.tile.tile_m, c.tile.tile_n * 2) : 0)) +
-	       LDS_WGMMA_BARRIERS;
+	       LDS_WGMMA_BARRIERS + (c.data ? LDS_WGMMA_SEEN : 0);
 }
 
 LDS_FN int lds_wgmma_query(struct lds_wgmma_cut c)

@@ -607,24 +607,31 @@ template <class C> struct BackwardWgmmaBlock {
 	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
 
 	/* The lane's elements of a tile of scores that a mask that is data hides: bit n * 8 + e.
-	 * Asked for while products are under way: what it reads is far. */
+	 * Asked for while products are under way: what it reads is far. A lane looks what some
+	 * queries see of the wave's keys, and tells the others. */
 	METHOD u32 find_hidden(const Step &step) const
 	{
-		u32 seen = 0;
-
+		static_assert(!HAS_DATA || (TN * Core::E <= 32 && C::TILE_M % FMHA_WAVE == 0),
+			      "a bit an element, a few queries a lane");
 		if constexpr (!HAS_DATA)
 			return 0;
 		if (!hides(step))
 			return 0;
-		static_assert(!HAS_DATA || TN * Core::E <= 32, "a bit an element");
-		NO_UNROLL
+		u32 keys[C::TILE_M / FMHA_WAVE], seen = 0;
+		i32 lane = lane_id();
+
+		UNROLL
+		for (int i = 0; i < C::TILE_M / FMHA_WAVE; i++)
+			keys[i] = at.mask_data().sees_16(query_of(step) + i * FMHA_WAVE + lane,
+							 step.head, row_of(0));
+		UNROLL
 		for (int i = 0; i < TN * 4; i++) {
 			const int place = i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
-			const DataSeesTwo sees = at.mask_data().sees_two(
-				query_of(step) + Core::column(0) + place, step.head,
-				row_of(0) + Core::stat_row(0), row_of(0) + Core::stat_row(1));
+			u32 x = shuffle_word(keys[place / FMHA_WAVE],
+					     Core::column(0) + place % FMHA_WAVE) >>
+				lane / 4;
 
-			seen |= ((u32)sees.first | (u32)sees.second << 2)
+			seen |= ((x & 1) | (x >> 8 & 1) << 2)
 				<< (i / 4 * 8 + i % 4 / 2 * 4 + i % 2);
 		}
 		return ~seen;

@@ -87,44 +87,49 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	static __device__ constexpr lds_wgmma_cut wgmma_cut()
 	{
-		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, HAS_BIAS};
+		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, HAS_BIAS, HAS_DATA};
 	}
 	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
 	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
 	static const int WIDENED_AT = V_AT + STAGES * V_BYTES,
 			 BIAS_AT = WIDENED_AT + STAGES * WIDENED_BYTES;
 	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES,
-			 LDS = BARRIERS_AT + LDS_WGMMA_BARRIERS;
+			 SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS,
+			 LDS = SEEN_AT + (HAS_DATA ? LDS_WGMMA_SEEN : 0);
 	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
 	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES +
 				      (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
 	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
-	static const int SEEN_AT = NUMBERS_AT + (CAPPED ? Capped::BYTES : 0);
-	static_assert(SEEN_AT + (HAS_DATA ? STAGES * 8 : 0) <= BARRIERS_AT + LDS_WGMMA_BARRIERS,
+	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <= LDS_WGMMA_BARRIERS,
 		      "room for them");
+	/* HAS_DATA: beside each stage of K its tile; what the loading warps tell each other. */
+	static const int REACHES_AT = SEEN_AT + STAGES * 8, VOTES_AT = REACHES_AT + 4 * 16;
+	static_assert(STAGES * 8 + 4 * 16 + 8 <= LDS_WGMMA_SEEN, "room for that");
 	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED),
-		      "one warp says which tiles are walked");
+		      "the loading warps say which tiles are walked");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
 	/* Registers of a thread. All warpgroups together have those that the block was launched
 	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */
 	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
 	static const int LOADER_REGISTERS = Values::WIDENED ? 56
-						: GROUPS == 3 ? (HAS_DATA ? 56 : 32)
-						: HAS_DATA    ? 56
+						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
+						: HAS_DATA    ? 72
 							      : 24;
 	static const int PRODUCT_REGISTERS =
 		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
 	static const int WIDENING_WARPS = 3; /* all that do not ask the copy engine */
-	static const int LOADING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
+	static const int COPYING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
+	static const int LOADING_WARPS = HAS_DATA || (C::PAGED && !Values::WIDENED) ? 4 : 1;
 
 	/* Warpgroups start products in turn, so that one's softmax runs beside another's products.
 	 * Those of 8 bits are too short to wait for. */
 	static const bool TURNS = !Values::WIDENED;
 
 	/* Named barriers: a warpgroup's own, and its turn at the tensor cores. */
-	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS;
+	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS,
+			 LOADER_BARRIER = TURN_BARRIER + GROUPS;
 
 	u32 lds; /* address in shared memory */
 	i32 wave_m;
@@ -140,6 +145,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* HAS_DATA: whether the tile has elements that their rows do not see; which places they do. */
 	bool hides;
 	u64 seen_places[Core::STATS];
+	/* Of the wave's 16 rows a lane holds the first intervals of one: most masks have no more. */
+	static const int HELD = C::MASK_DATA == MASK_DATA_INTERVALS ? 2 : 0;
+	DataInterval held[HELD + 1];
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
 
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
@@ -462,49 +470,127 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const u32 LAST_OF_PIECE = 1u << 31;
 	METHOD u32 seen_at(i32 stage) const { return lds + SEEN_AT + stage * 8; }
 
-	/* What the rows of the block see, by all lanes of a warp; of bits that is not known. */
-	METHOD DataReach reach_of_data() const
+	/* HELD intervals of each of the block's rows, a few rows a lane: where there are no more
+	 * they are read once a piece. */
+	static const int LANE_ROWS = (C::TILE_M / FMHA_WAVE + 3) / 4;
+	struct SeenRows {
+		DataInterval x[LANE_ROWS][HELD + 1];
+		u32 turn; /* of votes */
+	};
+	/* The n-th of a lane's rows, in the tile; those behind it are its last one. */
+	METHOD static i32 lane_row(int n)
+	{
+		return min_of((n * 4 + loading_warp()) * FMHA_WAVE, C::TILE_M - FMHA_WAVE) +
+		       lane_id();
+	}
+	METHOD bool holds_all() const { return (a.mask_data.n_endpoints + 1) / 2 <= HELD; }
+	METHOD DataRow data_row(i32 n) const
+	{
+		return DataRow::make(a.mask_data, seq, tile_row + lane_row(n), head);
+	}
+	METHOD void hold_rows(SeenRows &rows) const
+	{
+		UNROLL
+		for (int n = 0; n < LANE_ROWS; n++)
+			UNROLL
+			for (int k = 0; k < HELD; k++)
+				rows.x[n][k] = k < data_row(n).n ? data_row(n).at(k)
+								 : DataInterval{0, 0};
+	}
+
+	/* What the rows of the block see, by all loading warps; of bits that is not known. */
+	METHOD DataReach reach_of_data(const SeenRows &rows) const
 	{
 		DataReach all = DataReach::nothing();
 
 		if (C::MASK_DATA != MASK_DATA_INTERVALS)
 			return DataReach{0, seq.n_k, 0, 0};
-		NO_UNROLL
-		for (int r = 0; r < C::TILE_M; r += FMHA_WAVE)
-			all.join(DataRow::make(a.mask_data, seq, tile_row + r + lane_id(), head)
-					 .reach());
+		if (holds_all())
+			UNROLL
+			for (int n = 0; n < LANE_ROWS; n++) {
+				DataReach r = DataReach::nothing();
+
+				UNROLL
+				for (int k = 0; k < HELD; k++)
+					r.add(rows.x[n][k]);
+				all.join(r.of_row());
+			}
+		else
+			NO_UNROLL
+			for (int n = 0; n < LANE_ROWS; n++)
+				all.join(data_row(n).reach());
 		all.join_wave();
+		named_sync(LOADER_BARRIER, GROUP_THREADS); /* the last piece's have been read */
+		if (lane_id() == 0) {
+			u32 x[4] = {(u32)all.low, (u32)all.high, (u32)all.full_low,
+				    (u32)all.full_high};
+
+			store_shared_16(lds + REACHES_AT + loading_warp() * 16, x);
+		}
+		named_sync(LOADER_BARRIER, GROUP_THREADS);
+		UNROLL
+		for (int warp = 0; warp < 4; warp++) {
+			u32 x[4];
+
+			load_shared_16(lds + REACHES_AT + warp * 16, x);
+			all.join(DataReach{(i32)x[0], (i32)x[1], (i32)x[2], (i32)x[3]});
+		}
 		return all;
 	}
 
+	/* What a row of the block sees of a tile, in a vote: bit 0: some of it; bit 1 and on: of
+	 * the warpgroup's rows not all do. */
+	METHOD static u32 vote_of(const DataSees &sees, int n)
+	{
+		return (u32)sees.some | (sees.all ? 0 : 2u << lane_row(n) / 64);
+	}
+	/* The votes of all lanes of the loading warps, in every one. Two turns' places are not the
+	 * same: who votes anew has been behind the barrier that all have read before. */
+	METHOD u32 vote(u32 mine, SeenRows &rows) const
+	{
+		u32 all = __reduce_or_sync(0xffffffffu, mine), at = lds + VOTES_AT + rows.turn * 4;
+
+		rows.turn ^= 1;
+		if (lane_id() == 0)
+			store_shared_byte(at + loading_warp(), all);
+		named_sync(LOADER_BARRIER, GROUP_THREADS);
+		all = float_to_bits(load_shared(at));
+		all |= all >> 16;
+		return (all | all >> 8) & 0xff;
+	}
+
 	/* The last tile before the n-th that some row of the block sees; of a piece that sees
-	 * nothing the first one. By all lanes of a warp. */
-	METHOD SeenTile tile_before(const ColumnTiles &tiles, const DataReach &reach, i32 n,
-				    bool must) const
+	 * nothing the first one. By all loading warps. */
+	METHOD SeenTile tile_before(const ColumnTiles &tiles, SeenRows &rows,
+				    const DataReach &reach, i32 n, bool must) const
 	{
 		while (--n >= 0) {
 			i32 column = tiles.column(n), end = min_of(column + C::TILE_N, seq.n_k);
-			bool some = false;
-			u32 hides = 0;
+			u32 mine = 0;
 
 			if (column >= reach.full_low && end <= reach.full_high)
 				return SeenTile{n, 0};
-			NO_UNROLL
-			for (int r = 0; r < C::TILE_M; r += FMHA_WAVE) {
-				DataSees sees = this->mask_data().sees_of(
-					tile_row + r + lane_id(), head, column, end);
-
-				some |= sees.some;
-				hides |= (u32)!sees.all << (r / 64);
-			}
-			if (any_of_wave(some) || (must && n == 0)) {
-				u32 group = 0;
-
+			if (holds_all())
 				UNROLL
-				for (int g = 0; g < GROUPS; g++)
-					group |= (u32)any_of_wave(hides >> g & 1) << g;
-				return SeenTile{n, group};
-			}
+				for (int i = 0; i < LANE_ROWS; i++) {
+					DataSees sees = {false, false};
+
+					UNROLL
+					for (int k = 0; k < HELD; k++)
+						sees.add(rows.x[i][k], column, end);
+					mine |= vote_of(sees, i);
+				}
+			else
+				NO_UNROLL
+				for (int i = 0; i < LANE_ROWS; i++)
+					mine |= vote_of(this->mask_data().sees_of(
+								tile_row + lane_row(i), head,
+								column, end),
+							i);
+			u32 all = vote(mine, rows);
+
+			if (all & 1 || (must && n == 0))
+				return SeenTile{n, all >> 1};
 		}
 		return SeenTile{-1, 0};
 	}
@@ -515,7 +601,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		QueryRing queries = {0, 1};
 		Progress at = start();
 		ColumnTiles tiles;
+		SeenRows rows;
 
+		rows.turn = 0;
 		while (next_piece(&at, &tiles)) {
 			head_k = head / (a.nhead_q / a.nhead_k);
 			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
@@ -524,17 +612,21 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (a.cache.cache_batch_idx)
 				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
 					      a.cache.cache_batch - 1);
-			const DataReach reach = reach_of_data();
+			hold_rows(rows);
+			const DataReach reach = reach_of_data(rows);
 
 			if (tiles.n_sink == 0)
 				tiles.narrow_to_some(reach.low, reach.high);
 			for (SeenTile tile = {-1, 0}, next;; tile = next) {
 				bool begins = tile.number < 0;
 
-				next = tile_before(tiles, reach,
+				next = tile_before(tiles, rows, reach,
 						   begins ? tiles.count : tile.number, begins);
-				if (begins)
+				if (begins || loading_warp() > 0) {
+					if (next.number < 0)
+						break;
 					continue;
+				}
 				i32 column = tiles.column(tile.number);
 
 				barrier_wait(k_empty(keys.stage), keys.parity);
@@ -561,7 +653,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				if (next.number < 0)
 					break;
 			}
-			load_value(v, values, row + before, batch);
+			if (loading_warp() == 0)
+				load_value(v, values, row + before, batch);
 		}
 	}
 	METHOD void load_value(const TensorMap &v, KeyRing &values, i32 row, i32 batch) const
@@ -592,6 +685,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		return n == 64 ? ~0ull : (1ull << n) - 1;
 	}
+	METHOD void hold_intervals()
+	{
+		const DataRow of = DataRow::make(a.mask_data, seq, wave_row() + lane_id() % 16,
+						 head);
+
+		UNROLL
+		for (int k = 0; k < HELD; k++)
+			held[k] = k < of.n ? of.at(k) : DataInterval{0, 0};
+	}
 	/* Finds which of the lane's elements of a tile their rows see, a bit a place. Asked for
 	 * while products are under way: what it reads is far. */
 	METHOD void find_seen_places(i32 column)
@@ -606,9 +708,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 			if constexpr (C::MASK_DATA == MASK_DATA_INTERVALS) {
 				const DataRow of = DataRow::make(a.mask_data, seq, row, head);
+				i32 lane = lane_id() / 4 + 8 * r;
 
+				UNROLL
+				for (int k = 0; k < HELD; k++)
+					seen |= places_before(held[k].high_of(lane) - from) &
+						~places_before(held[k].low_of(lane) - from);
 				NO_UNROLL
-				for (i32 k = 0; k < of.n; k++) {
+				for (i32 k = HELD; k < of.n; k++) {
 					DataInterval x = of.at(k);
 
 					seen |= places_before(x.high - from) &
@@ -978,6 +1085,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		Scores s;
 		Weights p;
 
+		if (HELD > 0)
+			hold_intervals();
 		barrier_wait(q_full(queries.stage), queries.parity);
 		barrier_wait(k_full(keys.stage), keys.parity);
 		column = take_tile(tiles, keys.stage, &n);
@@ -1093,9 +1202,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
-				barrier_init(k_full(i), LOADING_WARPS);
+				barrier_init(k_full(i), COPYING_WARPS);
 				barrier_init(v_full(i),
-					     Values::WIDENED ? WIDENING_WARPS : LOADING_WARPS);
+					     Values::WIDENED ? WIDENING_WARPS : COPYING_WARPS);
 				barrier_init(k_empty(i), C::WAVES_M);
 				barrier_init(v_empty(i), C::WAVES_M);
 				if (Values::WIDENED || HAS_BIAS) {
@@ -1121,8 +1230,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();
 			if constexpr (HAS_DATA) {
-				if (wave_id() == C::WAVES_M)
-					load_seen(q, k, v);
+				load_seen(q, k, v);
 			} else if (LOADING_WARPS == 4 || wave_id() == C::WAVES_M) {
 				load(q, k, v, bias);
 			}

@@ -129,6 +129,10 @@ DEV void store_shared(u32 at, float x)
 {
 	asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
 }
+DEV void store_shared_byte(u32 at, u32 x)
+{
+	asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
 DEV void store_shared_8(u32 at, chunk8 x)
 {
 	asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x.w[0]), "r"(x.w[1])
