@@ -483,7 +483,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return min_of((n * 4 + loading_warp()) * FMHA_WAVE, C::TILE_M - FMHA_WAVE) +
 		       lane_id();
 	}
-	METHOD bool holds_all() const { return (a.mask_data.n_endpoints + 1) / 2 <= HELD; }
+	METHOD bool holds_all() const
+	{
+		return HELD > 0 && (a.mask_data.n_endpoints + 1) / 2 <= HELD;
+	}
 	METHOD DataRow data_row(i32 n) const
 	{
 		return DataRow::make(a.mask_data, seq, tile_row + lane_row(n), head);
@@ -496,6 +499,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			for (int k = 0; k < HELD; k++)
 				rows.x[n][k] = k < data_row(n).n ? data_row(n).at(k)
 								 : DataInterval{0, 0};
+	}
+
+	/* bar.sync is for all lanes of a warp at once, of which one asks the copy engine alone. */
+	METHOD static void sync_loaders()
+	{
+		wave_sync();
+		named_sync(LOADER_BARRIER, GROUP_THREADS);
 	}
 
 	/* What the rows of the block see, by all loading warps; of bits that is not known. */
@@ -520,14 +530,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			for (int n = 0; n < LANE_ROWS; n++)
 				all.join(data_row(n).reach());
 		all.join_wave();
-		named_sync(LOADER_BARRIER, GROUP_THREADS); /* the last piece's have been read */
+		sync_loaders(); /* the last piece's have been read */
 		if (lane_id() == 0) {
 			u32 x[4] = {(u32)all.low, (u32)all.high, (u32)all.full_low,
 				    (u32)all.full_high};
 
 			store_shared_16(lds + REACHES_AT + loading_warp() * 16, x);
 		}
-		named_sync(LOADER_BARRIER, GROUP_THREADS);
+		sync_loaders();
 		UNROLL
 		for (int warp = 0; warp < 4; warp++) {
 			u32 x[4];
@@ -553,7 +563,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		rows.turn ^= 1;
 		if (lane_id() == 0)
 			store_shared_byte(at + loading_warp(), all);
-		named_sync(LOADER_BARRIER, GROUP_THREADS);
+		sync_loaders();
 		all = float_to_bits(load_shared(at));
 		all |= all >> 16;
 		return (all | all >> 8) & 0xff;
