@@ -475,7 +475,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int LANE_ROWS = (C::TILE_M / FMHA_WAVE + 3) / 4;
 	struct SeenRows {
 		DataInterval x[LANE_ROWS][HELD + 1];
-		u32 turn; /* of votes */
+		/* of votes; the warp's own number, which all of its lanes have to ask for */
+		u32 turn;
+		i32 warp;
 	};
 	/* The n-th of a lane's rows, in the tile; those behind it are its last one. */
 	METHOD static i32 lane_row(int n)
@@ -535,7 +537,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			u32 x[4] = {(u32)all.low, (u32)all.high, (u32)all.full_low,
 				    (u32)all.full_high};
 
-			store_shared_16(lds + REACHES_AT + loading_warp() * 16, x);
+			store_shared_16(lds + REACHES_AT + rows.warp * 16, x);
 		}
 		sync_loaders();
 		UNROLL
@@ -562,7 +564,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		rows.turn ^= 1;
 		if (lane_id() == 0)
-			store_shared_byte(at + loading_warp(), all);
+			store_shared_byte(at + rows.warp, all);
 		sync_loaders();
 		all = float_to_bits(load_shared(at));
 		all |= all >> 16;
@@ -613,7 +615,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		ColumnTiles tiles;
 		SeenRows rows;
 
-		rows.turn = 0;
+		rows.turn = 0, rows.warp = loading_warp();
 		while (next_piece(&at, &tiles)) {
 			head_k = head / (a.nhead_q / a.nhead_k);
 			i32 row = seq.k_start + seq.leftpad, batch = seq.packed_k ? 0 : seq.batch;
