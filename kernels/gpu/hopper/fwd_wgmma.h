@@ -480,18 +480,17 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		i32 warp;
 	};
 	/* The n-th of a lane's rows, in the tile; those behind it are its last one. */
-	METHOD static i32 lane_row(int n)
+	METHOD static i32 lane_row(const SeenRows &rows, int n)
 	{
-		return min_of((n * 4 + loading_warp()) * FMHA_WAVE, C::TILE_M - FMHA_WAVE) +
-		       lane_id();
+		return min_of((n * 4 + rows.warp) * FMHA_WAVE, C::TILE_M - FMHA_WAVE) + lane_id();
 	}
 	METHOD bool holds_all() const
 	{
 		return HELD > 0 && (a.mask_data.n_endpoints + 1) / 2 <= HELD;
 	}
-	METHOD DataRow data_row(i32 n) const
+	METHOD DataRow data_row(const SeenRows &rows, int n) const
 	{
-		return DataRow::make(a.mask_data, seq, tile_row + lane_row(n), head);
+		return DataRow::make(a.mask_data, seq, tile_row + lane_row(rows, n), head);
 	}
 	METHOD void hold_rows(SeenRows &rows) const
 	{
@@ -499,7 +498,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		for (int n = 0; n < LANE_ROWS; n++)
 			UNROLL
 			for (int k = 0; k < HELD; k++)
-				rows.x[n][k] = k < data_row(n).n ? data_row(n).at(k)
+				rows.x[n][k] = k < data_row(rows, n).n ? data_row(rows, n).at(k)
 								 : DataInterval{0, 0};
 	}
 
@@ -530,7 +529,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		else
 			NO_UNROLL
 			for (int n = 0; n < LANE_ROWS; n++)
-				all.join(data_row(n).reach());
+				all.join(data_row(rows, n).reach());
 		all.join_wave();
 		sync_loaders(); /* the last piece's have been read */
 		if (lane_id() == 0) {
@@ -552,9 +551,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/* What a row of the block sees of a tile, in a vote: bit 0: some of it; bit 1 and on: of
 	 * the warpgroup's rows not all do. */
-	METHOD static u32 vote_of(const DataSees &sees, int n)
+	METHOD static u32 vote_of(const DataSees &sees, const SeenRows &rows, int n)
 	{
-		return (u32)sees.some | (sees.all ? 0 : 2u << lane_row(n) / 64);
+		return (u32)sees.some | (sees.all ? 0 : 2u << lane_row(rows, n) / 64);
 	}
 	/* The votes of all lanes of the loading warps, in every one. Two turns' places are not the
 	 * same: who votes anew has been behind the barrier that all have read before. */
@@ -590,15 +589,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					UNROLL
 					for (int k = 0; k < HELD; k++)
 						sees.add(rows.x[i][k], column, end);
-					mine |= vote_of(sees, i);
+					mine |= vote_of(sees, rows, i);
 				}
 			else
 				NO_UNROLL
 				for (int i = 0; i < LANE_ROWS; i++)
 					mine |= vote_of(this->mask_data().sees_of(
-								tile_row + lane_row(i), head,
+								tile_row + lane_row(rows, i), head,
 								column, end),
-							i);
+							rows, i);
 			u32 all = vote(mine, rows);
 
 			if (all & 1 || (must && n == 0))
@@ -634,7 +633,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 				next = tile_before(tiles, rows, reach,
 						   begins ? tiles.count : tile.number, begins);
-				if (begins || loading_warp() > 0) {
+				if (begins || rows.warp > 0) {
 					if (next.number < 0)
 						break;
 					continue;
@@ -665,7 +664,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				if (next.number < 0)
 					break;
 			}
-			if (loading_warp() == 0)
+			if (rows.warp == 0)
 				load_value(v, values, row + before, batch);
 		}
 	}
