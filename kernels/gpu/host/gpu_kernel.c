@@ -116,8 +116,8 @@ static int decode_stages(const struct gpu_arch *arch, const struct traits *trait
 static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *traits,
 			   const struct gpu_tile *t)
 {
-	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits),
-					  traits->bias == 1, traits->mask_data != 0};
+	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits), traits->bias == 1,
+					  traits->mask_data != 0};
 
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
