@@ -136,21 +136,25 @@ static int covers(const struct spec_row *row, int data_type, const struct traits
 	return 1;
 }
 
-/* The kernel of @row with a signature of what is compiled in. Return: 0: it cannot be. */
-static int make_kernel(const struct own_space *own, const struct spec_row *row, int arch,
-		       const struct kernel_signature *signature, const struct traits *traits,
-		       struct kernel_spec *ret_spec)
+/* Is @row for head dims as large? */
+static int reaches(const struct spec_row *row, const struct kernel_signature *signature)
+{
+	return row->hdim_most >= signature->hdim_q && row->hdim_most >= signature->hdim_v;
+}
+
+/* The kernel of @row with a signature of what is compiled in. Return: NULL, or why it cannot be. */
+static const char *make_kernel(const struct own_space *own, const struct spec_row *row, int arch,
+			       const struct kernel_signature *signature,
+			       const struct traits *traits, struct kernel_spec *ret_spec)
 {
 	enum spec_field ignored;
 
-	if (row->hdim_most < signature->hdim_q || row->hdim_most < signature->hdim_v)
-		return 0;
 	spec_init(ret_spec);
 	ret_spec->signature = *signature;
 	ret_spec->gfx_arch = (uint8_t)arch;
 	ret_spec->pipeline = (uint8_t)(own->first_pipeline + row->pipeline);
 	own->backend->cut(own->model, row, ret_spec);
-	return !own->backend->misfit(own->model, row->pipeline, ret_spec, traits, &ignored);
+	return own->backend->misfit(own->model, row->pipeline, ret_spec, traits, &ignored);
 }
 
 static int has_type(const struct own_space *own, int data_type)
@@ -160,23 +164,29 @@ static int has_type(const struct own_space *own, int data_type)
 
 size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struct traits *traits,
 		       struct spec_head_dims dims,
-		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES])
+		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES], const char **ret_why)
 {
 	const struct own_space *own = &catalog->archs[arch].own;
 	struct kernel_signature signature;
 	size_t n = 0;
 
+	*ret_why = NULL;
 	spec_own_signature(catalog, arch, traits, dims, &signature);
 	if (!has_type(own, signature.data_type))
 		return 0;
 	for (size_t i = 0; i < own->backend->n_rows && n < SPEC_MAX_CANDIDATES; i++) {
 		const struct spec_row *row = &own->backend->rows[i];
+		const char *why;
 		size_t k = 0;
 
 		if (!row_has(row, own->model, traits->op, signature.data_type) ||
-		    !covers(row, signature.data_type, traits) ||
-		    !make_kernel(own, row, arch, &signature, traits, &ret_specs[n]))
+		    !covers(row, signature.data_type, traits) || !reaches(row, &signature))
 			continue;
+		why = make_kernel(own, row, arch, &signature, traits, &ret_specs[n]);
+		if (why) {
+			*ret_why = *ret_why ? *ret_why : why;
+			continue;
+		}
 		/* Two rows may say the same of a small head dim. */
 		while (memcmp(&ret_specs[k], &ret_specs[n], sizeof(*ret_specs)) != 0)
 			k++;
@@ -224,8 +234,8 @@ static int is_second(const struct walk *walk, const struct kernel_spec *spec,
 	for (const struct spec_row *row = walk->own->backend->rows; row < walk->row; row++)
 		if (row->pipeline == walk->row->pipeline && row->tile_m == walk->row->tile_m &&
 		    row_has(row, walk->own->model, traits->op, data_type) &&
-		    covers(row, data_type, traits) &&
-		    make_kernel(walk->own, row, walk->arch, &spec->signature, traits, &made) &&
+		    covers(row, data_type, traits) && reaches(row, &spec->signature) &&
+		    !make_kernel(walk->own, row, walk->arch, &spec->signature, traits, &made) &&
 		    memcmp(&made, spec, sizeof(made)) == 0)
 			return 1;
 	return 0;
@@ -248,7 +258,9 @@ static int walk_traits(const struct walk *walk, int trait, struct traits *traits
 		if (!covers(walk->row, data_type, traits))
 			return 0;
 		signature_of(backend, traits, data_type, dims, &signature);
-		return make_kernel(walk->own, walk->row, walk->arch, &signature, traits, &spec) &&
+		return reaches(walk->row, &signature) &&
+				       !make_kernel(walk->own, walk->row, walk->arch, &signature,
+						    traits, &spec) &&
 				       !is_second(walk, &spec, traits)
 			       ? walk->visit(walk->owner, &spec)
 			       : 0;

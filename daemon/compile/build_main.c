@@ -212,15 +212,15 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	return r;
 }
 
-static int make_kernel(const struct build *build, const struct kernel_spec *spec,
-		       struct gpu_kernel *ret_kernel)
+static bool make_kernel(const struct build *build, const struct kernel_spec *spec,
+			struct gpu_kernel *ret_kernel)
 {
 	struct traits traits;
 
 	spec_traits(&spec->signature, &traits);
-	return gpu_kernel_of_spec(build->arch,
-				  spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
-				  spec, &traits, ret_kernel);
+	return !gpu_kernel_of_spec(build->arch,
+				   spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
+				   spec, &traits, ret_kernel);
 }
 
 /* Builds the kernel, or prints its name where there is no queue; the same one once. */
@@ -335,7 +335,7 @@ static int visit_all(struct build *build, struct compile_queue *queue,
 {
 	struct gpu_kernel kernel;
 
-	if (make_kernel(build, spec, &kernel) != 0)
+	if (!make_kernel(build, spec, &kernel))
 		return 0;
 	return add_kernel(build, queue, &kernel, err);
 }
@@ -364,7 +364,7 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 		struct wanted *wanted = &build->wanted[i];
 
 		if (!wanted->found && may_be(spec, wanted->name))
-			wanted->found = make_kernel(build, spec, &wanted->kernel) == 0 &&
+			wanted->found = make_kernel(build, spec, &wanted->kernel) &&
 					strcmp(wanted->kernel.build.name, wanted->name) == 0;
 		n_missing += !wanted->found;
 	}
@@ -385,7 +385,7 @@ static void find_planned(struct build *build, struct wanted *wanted)
 		return;
 	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
 	wanted->found = arch && strcmp(arch, build->arch) == 0 &&
-			make_kernel(build, &spec, &wanted->kernel) == 0;
+			make_kernel(build, &spec, &wanted->kernel);
 }
 
 static int find_wanted(struct build *build, struct fmha_error *err)

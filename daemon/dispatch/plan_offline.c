@@ -48,10 +48,12 @@ static int find_on_gpu(void *owner, enum abi_family family, uint32_t dtype,
 
 	(void)family;
 	(void)dtype;
-	if (!stage->has_spec || gpu_kernel_of_spec(device->arch, stage->pipeline, &stage->spec,
-						   &stage->traits, &kernel) != 0)
+	if (!stage->has_spec)
 		return 1;
-	why = gpu_kernel_launch(&kernel, device->compute_units, args, &stage->launch);
+	why = gpu_kernel_of_spec(device->arch, stage->pipeline, &stage->spec, &stage->traits,
+				 &kernel);
+	if (!why)
+		why = gpu_kernel_launch(&kernel, device->compute_units, args, &stage->launch);
 	if (why) {
 		*ret_why = why;
 		return 1;

@@ -270,6 +270,7 @@ int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 					      .named = named};
 
 		r = select_kernel(&select, stage, b->report ? &report : NULL);
+		memcpy(b->why, select.why, sizeof(b->why));
 		if (b->report)
 			b->report->selected(b->report, &select, r == 0 ? stage : NULL, &report);
 		select_report_deinit(&report);
@@ -294,9 +295,9 @@ int planner_no_kernel(struct planner *b, enum abi_family family, uint32_t dtype)
 	const struct fmha_problem *p = &b->plan->problem;
 	const char *type = fmha_dtype_name(dtype);
 
-	return fmha_error_set(b->err, FMHA_ENOKERNEL, "%s: no %s kernel for %s, hdim %d x %d",
+	return fmha_error_set(b->err, FMHA_ENOKERNEL, "%s: no %s kernel for %s, hdim %d x %d%s%s",
 			      b->device->arch, plan_family_name(family), type ? type : "?",
-			      p->hdim_q, p->hdim_v);
+			      p->hdim_q, p->hdim_v, b->why[0] ? ": " : "", b->why);
 }
 
 int planner_need_stage(struct planner *b, enum abi_family family, uint32_t dtype)

@@ -29,6 +29,7 @@ struct planner {
 	bool has_found;
 	int32_t found_splits;
 	struct plan_stage found;
+	char why[SELECT_REASON_BYTES]; /* nothing was found for the stage before; may be empty */
 };
 
 /* Judges the problem and brings it into one form; no stage is chosen yet. Return: 0, FMHA_E*. */

@@ -503,10 +503,14 @@ static int add_own(void *owner, struct select_stage *stage, size_t arch, struct 
 		   struct select_report *report)
 {
 	struct adding to = {stage, report};
+	const char *why;
+	int r = registry_candidates(stage->device->registry, arch, &stage->traits, dims,
+				    add_candidate, &to, &why);
 
 	(void)owner;
-	return registry_candidates(stage->device->registry, arch, &stage->traits, dims,
-				   add_candidate, &to);
+	/* of the smallest head dims, which the problem would have had */
+	report->lacks = report->lacks ? report->lacks : why;
+	return r;
 }
 
 static int select_own(struct select_stage *stage, size_t arch, struct select_report *report,
@@ -533,6 +537,27 @@ static void note_signature(const struct select_stage *stage, struct kernel_signa
 				   &stage->traits, dims, ret_signature);
 }
 
+/* The reason that most candidates were rejected for, the first of several; where there was none, what keeps
+ * kernels from being one. */
+static const char *common_reason(const struct select_report *report)
+{
+	const char *common = report->lacks ? report->lacks : "";
+	size_t most = 0;
+
+	for (size_t i = 0; i < report->n; i++) {
+		const char *reason = report->candidates[i].reason;
+		size_t n = 0;
+
+		for (size_t j = i; j < report->n; j++)
+			n += strcmp(report->candidates[j].reason, reason) == 0;
+		if (n > most) {
+			most = n;
+			common = reason;
+		}
+	}
+	return common;
+}
+
 int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		  struct select_report *report)
 {
@@ -554,6 +579,9 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 		result = SELECT_NO_SPEC;
 	for (size_t i = 0; i < r->n; i++)
 		r->n_rejected += !r->candidates[i].accepted;
+	stage->why[0] = '\0';
+	if (result > 0)
+		(void)snprintf(stage->why, sizeof(stage->why), "%s", common_reason(r));
 	if (stage->named && result > 0)
 		naming_refuse(stage, r);
 	if (!report)

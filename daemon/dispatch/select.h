@@ -44,6 +44,7 @@ struct select_stage {
 	bool too_large;     /* set: a candidate was rejected for its workspace */
 	bool any_workspace; /* none is, since then there would be no candidate */
 	double scale; /* microseconds for an estimate of 1, from what was measured; 0: nothing was */
+	char why[SELECT_REASON_BYTES]; /* nothing fits: what most candidates lack; empty: none was */
 };
 
 struct candidate {
@@ -79,6 +80,8 @@ struct select_report {
 	const char *strategy; /* what put the choice before the runner-up; "only one", "named" */
 	struct kernel_signature signature; /* that kernels would have */
 	bool found_none;                   /* no spec has this signature */
+	const char
+		*lacks; /* what kernels with the problem's traits lack; NULL: nothing, or unknown */
 };
 
 void select_report_deinit(struct select_report *report);

@@ -413,12 +413,14 @@ int registry_arch(const struct registry *registry, size_t arch)
 }
 
 int registry_candidates(struct registry *registry, size_t arch, const struct traits *traits,
-			struct spec_head_dims dims, registry_candidate each, void *owner)
+			struct spec_head_dims dims, registry_candidate each, void *owner,
+			const char **ret_why)
 {
 	struct kernel_spec specs[SPEC_MAX_CANDIDATES];
 	struct registry_info plain, info;
 	bool is_plain;
-	size_t n = spec_candidates(registry->catalog, registry->archs[arch], traits, dims, specs);
+	size_t n = spec_candidates(registry->catalog, registry->archs[arch], traits, dims, specs,
+				   ret_why);
 	int r = 0;
 
 	if (n == 0)

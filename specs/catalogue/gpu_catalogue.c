@@ -306,14 +306,15 @@ static int own_pipeline(const char *word)
 	return i;
 }
 
-int gpu_kernel_of_spec(const char *arch_name, const char *pipeline, const struct kernel_spec *spec,
-		       const struct traits *traits, struct gpu_kernel *ret_kernel)
+const char *gpu_kernel_of_spec(const char *arch_name, const char *pipeline,
+			       const struct kernel_spec *spec, const struct traits *traits,
+			       struct gpu_kernel *ret_kernel)
 {
 	const struct gpu_arch *arch = gpu_arch_find(arch_name);
 	struct gpu_tile tile = tile_of(own_pipeline(pipeline), spec);
 
-	return !arch ||
-	       gpu_kernel_make(arch, (enum abi_family)traits->op, traits, &tile, ret_kernel);
+	return arch ? gpu_kernel_make(arch, (enum abi_family)traits->op, traits, &tile, ret_kernel)
+		    : "is of no arch that there is code for";
 }
 
 /* ---- tiles ---- */

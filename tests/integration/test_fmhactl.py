@@ -564,14 +564,24 @@ def test_plan_has_warpgroups_for_features(fmhactl, options, kernel):
     assert f"-gpu_wgmma-{kernel}x" in plan["stages"][0]["kernel"]
 
 
-@pytest.mark.parametrize("arch, loop, others", [("sm_90a", "gpu_mma", "gpu_wgmma"), ("gfx942", "gpu_mfma", "gpu_amd"), ("gfx1100", "gpu_wmma", "gpu_amd")])
-@pytest.mark.parametrize("op", ["forward", "backward"])
-def test_plan_of_a_mask_as_data_takes_a_loop_that_reads_it(fmhactl, op, arch, loop, others):
-    words = "plan", op, "--arch", arch, "--seqlen", 2048, "--mask-endpoints", 3
-    document = fmhactl(*words, "--json")
+@pytest.mark.parametrize("arch, words, loop, others, said", [
+    ("gfx942", "forward", "gpu_mfma", "gpu_amd", "tensor.mask_intervals: this loop does not read it"),
+    ("gfx942", "backward", "gpu_mfma", "gpu_amd", "tensor.mask_intervals: this loop does not read it"),
+    ("gfx1100", "forward", "gpu_wmma", "gpu_amd", "tensor.mask_intervals: this loop does not read it"),
+    ("gfx1100", "backward", "gpu_wmma", "gpu_amd", "tensor.mask_intervals: this loop does not read it"),
+    ("sm_90a", "forward", "gpu_wgmma", "gpu_mma", "tensor.mask_intervals: this loop does not read it"),  # decode's
+    ("sm_90a", "backward", "gpu_wgmma", "gpu_mma", ""),
+    ("sm_90a", "forward --softcap 20", "gpu_mma", "gpu_wgmma", "has masks that are data with no soft cap"),
+    ("sm_90a", "forward --bias", "gpu_mma", "gpu_wgmma", "has masks that are data with no bias's matrix"),
+    ("sm_90a", "backward --dropout 0.1", "gpu_mma", "gpu_wgmma", "has masks that are data with no dropout"),
+    ("sm_90a", "backward --hdim 256", "gpu_mma", "gpu_wgmma", "has masks that are data with heads up to 128"),
+    ("sm_90a", "backward --deterministic", "gpu_mma", "gpu_wgmma", "deterministic: its order is that of a band"),
+])
+def test_plan_of_a_mask_as_data_takes_a_loop_that_reads_it(fmhactl, arch, words, loop, others, said):
+    document = fmhactl("plan", *words.split(), "--arch", arch, "--seqlen", 2048, "--mask-endpoints", 3, "--json")
     stages = [stage["kernel"] for stage in json.loads(document)["plan"]["stages"]]
     assert any(f"-{loop}" in name for name in stages) and not any(f"-{others}" in name for name in stages)
-    assert "tensor.mask_intervals: this loop does not read it" in document
+    assert said in document
 
 
 def test_plan_asks_the_daemon(fmhactl):

@@ -17,15 +17,22 @@ struct gpu_build {
 	struct device_build request;
 };
 
-/* What the stage's spec stands for; NULL: nothing that this device runs. It lasts as long as the next GPU_ORDERS. */
-static const struct gpu_order *make_order(struct gpu_device *gpu, const struct plan_stage *stage)
+/* What the stage's spec stands for; NULL: nothing that this device runs, *ret_why says why where a loop
+ * does. It lasts as long as the next GPU_ORDERS. */
+static const struct gpu_order *make_order(struct gpu_device *gpu, const struct plan_stage *stage,
+					  const char **ret_why)
 {
 	struct gpu_order *order = &gpu->orders[gpu->n_orders % GPU_ORDERS];
+	const char *why;
 
-	if (!stage->has_spec ||
-	    gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline, &stage->spec, &stage->traits,
-			       &order->kernel) != 0)
+	if (!stage->has_spec)
 		return NULL;
+	why = gpu_kernel_of_spec(gpu->device.info.arch, stage->pipeline, &stage->spec,
+				 &stage->traits, &order->kernel);
+	if (why) {
+		*ret_why = why;
+		return NULL;
+	}
 	order->identity = build_identity(&order->kernel.build);
 	gpu->n_orders++;
 	return order;
@@ -34,10 +41,12 @@ static const struct gpu_order *make_order(struct gpu_device *gpu, const struct p
 /* The one that gpu_find_kernel() made for the stage, if it was not long ago. */
 static const struct gpu_order *order_of(struct gpu_device *gpu, const struct plan_stage *stage)
 {
+	const char *why;
+
 	for (uint32_t i = 0; i < GPU_ORDERS && i < gpu->n_orders; i++)
 		if (build_identity_word(&gpu->orders[i].identity) == stage->code)
 			return &gpu->orders[i];
-	return make_order(gpu, stage);
+	return make_order(gpu, stage, &why);
 }
 
 static struct list *list_of(struct gpu_device *gpu, const struct build_identity *identity)
@@ -60,7 +69,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 		    const union abi_args *args, struct plan_stage *stage, const char **ret_why)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	const struct gpu_order *order = make_order(gpu, stage);
+	const struct gpu_order *order = make_order(gpu, stage, ret_why);
 	const struct device_kernel *seen;
 	const char *why;
 

@@ -159,8 +159,8 @@ static int can_wait(const struct gpu_arch *arch)
 }
 
 /* What all kernels with tiles share. */
-static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
-			const struct gpu_tile *tile, struct gpu_kernel *k)
+static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
+				const struct gpu_tile *tile, struct gpu_kernel *k)
 {
 	static const char *const entries[] = {ABI_FAMILIES(ABI_WORD)};
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
@@ -168,8 +168,10 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 
 	if (tile->pipeline == GPU_WGMMA)
 		threads += 128; /* the warpgroup that loads */
-	if (dtype > ABI_E5M2 || threads <= 0 || threads > 1024)
-		return 1;
+	if (dtype > ABI_E5M2)
+		return "no kernel computes in this type";
+	if (threads <= 0 || threads > 1024)
+		return "too many waves, or none";
 	*k = (struct gpu_kernel){
 		.family = family, .dtype = dtype, .tile = *tile, .block = {threads, 1, 1}};
 	/* AMD's queues count threads, in 32 bits. */
@@ -197,7 +199,7 @@ static int begin_kernel(const struct gpu_arch *arch, enum abi_family family, uin
 	add_option(k, "-DFMHA_WAVES_M=%d", tile->waves_m);
 	add_option(k, "-DFMHA_WAVES_N=%d", tile->waves_n);
 	add_option(k, "-DFMHA_BLOCKS_PER_CU=%d", tile->blocks_per_cu > 0 ? tile->blocks_per_cu : 1);
-	return 0;
+	return NULL;
 }
 
 struct features {
@@ -246,17 +248,19 @@ static void add_features(struct gpu_kernel *k, struct features f)
 #undef FEATURE
 }
 
-static int finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k, int32_t lds_bytes)
+static const char *finish_kernel(const struct gpu_arch *arch, struct gpu_kernel *k,
+				 int32_t lds_bytes)
 {
 	if (!k->dq_tile_n) {
 		add_option(k, "-DFMHA_DQ_TILE_M=16");
 		add_option(k, "-DFMHA_DQ_TILE_N=16");
 	}
 	if (lds_bytes < 0 || (uint32_t)lds_bytes > arch->lds_bytes)
-		return 1;
+		return "does not fit in the LDS of the arch";
 	k->lds_bytes = lds_bytes;
 	add_option(k, "-DFMHA_LDS_BYTES=%d", lds_bytes);
-	return k->build.n_options >= BUILD_OPTIONS;
+	return k->build.n_options >= BUILD_OPTIONS ? "more options than a build has room for"
+						   : NULL;
 }
 
 /* Keys of a tile for which two warpgroups have registers, with 16-bit heads of more than 160; 0:
@@ -512,37 +516,58 @@ static int has_tails(const struct gpu_tile *t)
 
 /* Loops that are for every arch read masks that are data, and Hopper's where it has room for what
  * one loading warp says of each tile. */
-static int reads_mask_data(const struct traits *traits, const struct gpu_tile *t)
+static const char *mask_data_misfit(const struct traits *traits, const struct gpu_tile *t)
 {
-	if (t->pipeline == GPU_WGMMA)
-		return traits->dtype <= ABI_BF16 && !traits->paged && !traits->softcap &&
-		       traits->bias != 1;
-	return t->pipeline != GPU_DECODE && has_tails(t);
+	if (!traits->mask_data)
+		return NULL;
+	if (t->pipeline != GPU_WGMMA)
+		return t->pipeline != GPU_DECODE && has_tails(t) ? NULL
+								 : "has no masks that are data";
+	if (traits->dtype > ABI_BF16)
+		return "has masks that are data with 16 bits only";
+	if (traits->paged)
+		return "has masks that are data with no pages";
+	if (traits->softcap)
+		return "has masks that are data with no soft cap";
+	return traits->bias == 1 ? "has masks that are data with no bias's matrix" : NULL;
 }
 
-static int make_forward(const struct gpu_arch *arch, enum abi_family family,
-			const struct traits *traits, const struct gpu_tile *t, struct gpu_kernel *k)
+/* What a loop has no code for, whatever the tile. */
+static const char *forward_lacks(enum abi_family family, const struct traits *traits,
+				 const struct gpu_tile *t)
 {
-	struct features f = features_of(family, traits);
-	int pack = gpu_pipelines[t->pipeline].pack;
-
-	if (t->pipeline >= GPU_COMBINE || (pack && traits->dropout) ||
-	    (traits->mask_data && !reads_mask_data(traits, t)))
-		return 1;
+	if (t->pipeline >= GPU_COMBINE)
+		return "is no loop over keys";
+	if (gpu_pipelines[t->pipeline].pack && traits->dropout)
+		return "packs heads, and has no dropout";
 	if (traits->narrow &&
 	    (t->pipeline >= GPU_WGMMA || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
-		return 1;
-	if (t->pipeline == GPU_WGMMA &&
-	    (family == ABI_FWD_SPLITKV || (family == ABI_FWD) == (traits->paged != 0)))
-		return 1;
-	if (t->pipeline == GPU_AMD &&
-	    ((family == ABI_FWD_SPLITKV && traits->paged) || amd_forward_spills(arch, traits, t)))
-		return 1;
+		return "does not read caches narrower than their queries";
+	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV)
+		return "does not split keys";
+	if (t->pipeline == GPU_WGMMA && (family == ABI_FWD) == (traits->paged != 0))
+		return "does not find its keys that way";
 	if (t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3)
-		return 1;
-	if (begin_kernel(arch, family, traits->dtype, t, k))
-		return 1;
-	f.pack = pack;
+		return "does not compute in this type";
+	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
+		return "does not split keys in pages";
+	return mask_data_misfit(traits, t);
+}
+
+static const char *make_forward(const struct gpu_arch *arch, enum abi_family family,
+				const struct traits *traits, const struct gpu_tile *t,
+				struct gpu_kernel *k)
+{
+	struct features f = features_of(family, traits);
+	const char *why = forward_lacks(family, traits, t);
+
+	if (!why && t->pipeline == GPU_AMD && amd_forward_spills(arch, traits, t))
+		why = "this tile spills with these";
+	if (!why)
+		why = begin_kernel(arch, family, traits->dtype, t, k);
+	if (why)
+		return why;
+	f.pack = gpu_pipelines[t->pipeline].pack;
 	f.split = family == ABI_FWD_SPLITKV;
 	f.logits = traits->bias || traits->softcap || traits->any_scale ||
 		   (traits->descale && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE);
@@ -556,17 +581,22 @@ static int make_forward(const struct gpu_arch *arch, enum abi_family family,
 }
 
 /* One pass; dQ in tiles. */
-static int make_backward_wgmma(const struct gpu_arch *arch, const struct traits *traits,
-			       const struct gpu_tile *t, struct gpu_kernel *k)
+static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct traits *traits,
+				       const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	struct features f = features_of(ABI_BWD_DQ_DK_DV, traits);
+	const char *why = traits->dtype == ABI_F32 || traits->dtype > ABI_BF16
+				  ? "computes with 16 bits"
+				  : mask_data_misfit(traits, t);
 
-	if (traits->dtype == ABI_F32 || traits->dtype > ABI_BF16 ||
-	    (traits->mask_data && (traits->softcap || traits->dropout || traits->bias == 1 ||
-				   lds_bwd_is_shared(t->tile_n))))
-		return 1;
-	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
-		return 1;
+	if (!why && traits->mask_data && traits->dropout)
+		why = "has masks that are data with no dropout";
+	if (!why && traits->mask_data && lds_bwd_is_shared(t->tile_n))
+		why = "has masks that are data with heads up to 128";
+	if (!why)
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k);
+	if (why)
+		return why;
 	f.logits = traits->bias || traits->softcap || traits->any_scale;
 	f.mask_data = traits->mask_data;
 	add_features(k, f);
@@ -575,8 +605,21 @@ static int make_backward_wgmma(const struct gpu_arch *arch, const struct traits 
 				     (traits->mask_data ? LDS_BWD_SEEN_BYTES : 0));
 }
 
-static int make_backward(const struct gpu_arch *arch, const struct traits *traits,
-			 const struct gpu_tile *t, struct gpu_kernel *k)
+static const char *backward_lacks(const struct traits *traits, const struct gpu_tile *t)
+{
+	if (t->pipeline >= GPU_COMBINE || gpu_pipelines[t->pipeline].pack)
+		return "has no gradients";
+	if (traits->dtype > ABI_BF16)
+		return "has no gradients of 8 bits";
+	if (t->pipeline == GPU_AMD && traits->dropout)
+		return "has no dropout";
+	if (t->pipeline == GPU_AMD && traits->dbias_sum)
+		return "does not sum a bias's gradient";
+	return mask_data_misfit(traits, t);
+}
+
+static const char *make_backward(const struct gpu_arch *arch, const struct traits *traits,
+				 const struct gpu_tile *t, struct gpu_kernel *k)
 {
 	enum gpu_core core = core_of(arch, t);
 	int buffers = core == GPU_CORE_MMA && !lds_is_parted(cut_of(arch, t)) &&
@@ -585,16 +628,12 @@ static int make_backward(const struct gpu_arch *arch, const struct traits *trait
 			      : 1;
 	struct gpu_tile rows = dq_tile(arch, core, t, buffers);
 	struct features f = features_of(ABI_BWD_DQ_DK_DV, traits);
+	const char *why = backward_lacks(traits, t);
 
-	if (t->pipeline == GPU_WGMMA || t->pipeline >= GPU_COMBINE ||
-	    (traits->mask_data && !reads_mask_data(traits, t)))
-		return 1;
-	if (t->pipeline == GPU_AMD && (traits->dropout || traits->dbias_sum))
-		return 1;
-	if (gpu_pipelines[t->pipeline].pack || traits->dtype > ABI_BF16)
-		return 1;
-	if (begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k))
-		return 1;
+	if (!why)
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k);
+	if (why)
+		return why;
 	f.split = traits->dq_acc;
 	f.logits = traits->bias || traits->softcap || traits->any_scale;
 	f.buffers = buffers;
@@ -611,15 +650,17 @@ static int make_backward(const struct gpu_arch *arch, const struct traits *trait
 }
 
 /* The families that go row by row, a wave a row: no matrix core, no tile. */
-static int make_rows(const struct gpu_arch *arch, enum abi_family family,
-		     const struct traits *traits, const struct gpu_tile *t, struct gpu_kernel *k)
+static const char *make_rows(const struct gpu_arch *arch, enum abi_family family,
+			     const struct traits *traits, const struct gpu_tile *t,
+			     struct gpu_kernel *k)
 {
 	struct features f = features_of(family, traits);
+	const char *why = t->pipeline == (int32_t)rows_pipeline(family)
+				  ? begin_kernel(arch, family, traits->dtype, t, k)
+				  : "is another family's";
 
-	if (t->pipeline != (int32_t)rows_pipeline(family))
-		return 1;
-	if (begin_kernel(arch, family, traits->dtype, t, k))
-		return 1;
+	if (why)
+		return why;
 	f.tails = family == ABI_FWD_SPLITKV_COMBINE && traits->tails;
 	add_features(k, f);
 	return finish_kernel(arch, k,
@@ -639,12 +680,15 @@ void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
 	snprintf(ret_kernel->build.name, BUILD_NAME_BYTES, "fmha_prepare_%s", arch);
 }
 
-int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
-		    const struct traits *traits, const struct gpu_tile *tile,
-		    struct gpu_kernel *ret_kernel)
+const char *gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
+			    const struct traits *traits, const struct gpu_tile *tile,
+			    struct gpu_kernel *ret_kernel)
 {
-	if (!knows(arch, traits, tile) || gpu_tile_misfit(arch, family, traits, tile))
-		return 1;
+	const char *why = knows(arch, traits, tile) ? gpu_tile_misfit(arch, family, traits, tile)
+						    : "is not on this arch, or not for this type";
+
+	if (why)
+		return why;
 	if (is_forward(family))
 		return make_forward(arch, family, traits, tile, ret_kernel);
 	if (family == ABI_BWD_DQ_DK_DV && tile->pipeline == GPU_WGMMA)

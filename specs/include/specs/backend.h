@@ -123,11 +123,12 @@ int spec_is_old_pattern(const struct spec_catalog *catalog, int arch, const char
 
 /*
  * The kernels of an arch that this build has some for, with these head dims and all of @traits.
+ * @ret_why: what the first of those lacks that would have been one more; NULL: nothing.
  * Return: how many.
  */
 size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struct traits *traits,
 		       struct spec_head_dims dims,
-		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES]);
+		       struct kernel_spec ret_specs[SPEC_MAX_CANDIDATES], const char **ret_why);
 /* The pairs of head dims that kernels of @family are made for. Return: how many. */
 size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spec_family family,
 			  struct spec_head_dims ret_pairs[SPEC_MAX_HEAD_DIMS]);

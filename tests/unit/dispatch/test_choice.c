@@ -65,10 +65,11 @@ static int find_kernel(void *owner, enum abi_family family, uint32_t dtype,
 
 	(void)family;
 	(void)dtype;
-	if (!stage->has_spec || gpu_kernel_of_spec(gpu->arch, stage->pipeline, &stage->spec,
-						   &stage->traits, &kernel) != 0)
+	if (!stage->has_spec)
 		return 1;
-	why = gpu_kernel_maps(&kernel, args, &stage->launch);
+	why = gpu_kernel_of_spec(gpu->arch, stage->pipeline, &stage->spec, &stage->traits, &kernel);
+	if (!why)
+		why = gpu_kernel_maps(&kernel, args, &stage->launch);
 	if (!why && gpu_kernel_grid(&kernel, 128, args, stage->launch.grid) != 0)
 		why = "its blocks are more than a launch takes";
 	if (why) {

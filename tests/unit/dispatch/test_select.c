@@ -1222,10 +1222,12 @@ static void masks_as_data_end_at_256(void **state)
 		const char *arch = archs[i / 12];
 		enum fmha_tensor_role role = roles[i / 4 % 3];
 		bool backward = i & 1, wide = i & 2;
-		bool refused = wide && role != FMHA_N_TENSORS;
+		/* Found wrong on an emulator of that arch. */
+		bool wrong = backward && !wide && role == FMHA_T_MASK_INTERVALS &&
+			     strcmp(arch, "gfx1201") == 0;
+		bool refused = (wide && role != FMHA_N_TENSORS) || wrong;
 		const cJSON *error, *why;
 		struct fixture f;
-		char want[80];
 		cJSON *root;
 
 		(backward ? big_backward : big_forward)(&f);
@@ -1237,13 +1239,12 @@ static void masks_as_data_end_at_256(void **state)
 		error = cJSON_GetObjectItem(root, "error");
 		why = cJSON_GetObjectItem(error, "message");
 		if (refused) {
-			(void)snprintf(want, sizeof(want),
-				       "%s: no %s kernel for bf16, hdim 512 x 512", arch,
-				       backward ? "bwd_dq_dk_dv" : "fwd");
 			assert_string_equal(cJSON_GetObjectItem(error, "name")->valuestring,
 					    "ENOKERNEL");
-			assert_string_equal(why->valuestring, want);
-			assert_string_equal(cJSON_GetObjectItem(error, "field")->valuestring, "");
+			assert_non_null(strstr(why->valuestring,
+					       wrong ? "gradients under intervals"
+						     : "masks that are data go with heads up "
+						       "to 256"));
 		}
 		if (cJSON_IsNull(cJSON_GetObjectItem(root, "plan")) != refused)
 			fail_msg("%s, case %d: %s", arch, i % 12, cJSON_PrintUnformatted(error));

@@ -21,7 +21,7 @@ static const struct traits bf16 = {.dtype = ABI_BF16};
 static int make(const char *arch, enum abi_family family, const struct traits *traits,
 		const struct gpu_tile *tile, struct gpu_kernel *kernel)
 {
-	return gpu_kernel_make(gpu_arch_find(arch), family, traits, tile, kernel);
+	return gpu_kernel_make(gpu_arch_find(arch), family, traits, tile, kernel) != NULL;
 }
 
 static bool has_option(const struct gpu_kernel *k, const char *option)

@@ -156,15 +156,19 @@ static void traits_find_what_filters_find(void **state)
 	struct traits traits = {.op = ABI_FWD, .dtype = ABI_BF16, .mask = 1, .tails = 1};
 	struct spec_head_dims dims = {128, 128};
 	uint64_t by_filter = 0, found = 0;
+	const char *why;
 
 	(void)state;
 	assert_int_equal(registry_each(registry, filter, count_one, &by_filter, NULL), 0);
-	assert_int_equal(registry_candidates(registry, 0, &traits, dims, count_masked, &found), 0);
+	assert_int_equal(
+		registry_candidates(registry, 0, &traits, dims, count_masked, &found, &why), 0);
 	assert_int_equal(found, by_filter);
 	assert_true(found > 0);
 	dims.hdim_q = 17;
-	assert_int_equal(registry_candidates(registry, 0, &traits, dims, count_masked, &found), 0);
+	assert_int_equal(
+		registry_candidates(registry, 0, &traits, dims, count_masked, &found, &why), 0);
 	assert_int_equal(found, by_filter);
+	assert_non_null(strstr(why, "multiple"));
 	registry_free(registry);
 }
 

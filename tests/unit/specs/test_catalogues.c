@@ -28,7 +28,7 @@ static void make_kernel(int arch, const struct kernel_spec *spec)
 
 	(void)spec_name_format(catalog, spec, name);
 	spec_traits(&spec->signature, &traits);
-	if (gpu_kernel_of_spec(gpu->name, pipeline, spec, &traits, &kernel) != 0)
+	if (gpu_kernel_of_spec(gpu->name, pipeline, spec, &traits, &kernel))
 		fail_msg("%s: no kernel", name);
 	if (kernel.lds_bytes > gpu->lds_bytes || kernel.block[0] % (uint32_t)gpu->wave)
 		fail_msg("%s: LDS %u, block %u", name, kernel.lds_bytes, kernel.block[0]);
@@ -80,7 +80,7 @@ static void a_name_is_a_piece_of_code(void **state)
 		struct traits traits;
 
 		spec_traits(&spec->signature, &traits);
-		if (gpu_kernel_of_spec("sm_90a", pipeline, spec, &traits, &kernel) == 0)
+		if (!gpu_kernel_of_spec("sm_90a", pipeline, spec, &traits, &kernel))
 			names[n++] = strdup(kernel.build.name);
 	}
 	assert_true(n > 50000);
@@ -204,6 +204,7 @@ static void candidates_are_those_of_the_list(void **state)
 	while ((spec = spec_iter_next(iter))) {
 		struct spec_head_dims dims = {spec->signature.hdim_q, spec->signature.hdim_v};
 		struct traits wanted;
+		const char *why;
 		size_t n, at = 0;
 
 		if (k++ % 101)
@@ -211,7 +212,7 @@ static void candidates_are_those_of_the_list(void **state)
 		spec_traits(&spec->signature, &wanted);
 		/* No name tells code apart by these. */
 		wanted.tails = wanted.any_scale = 1;
-		n = spec_candidates(catalog, arch, &wanted, dims, found);
+		n = spec_candidates(catalog, arch, &wanted, dims, found, &why);
 		n_found += n;
 		spec_iter_restart_signature(some, &spec->signature);
 		while ((listed = spec_iter_next(some))) {

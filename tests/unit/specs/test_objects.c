@@ -120,7 +120,7 @@ static void add_variants(struct objects *objects, const struct spec_catalog *cat
 		if (variant & VARIANT_SPLIT &&
 		    (spec->signature.family != SPEC_BWD_DQ_DK_DV || objects->arch[0] != 'g'))
 			continue;
-		if (gpu_kernel_of_spec(objects->arch, pipeline, spec, &traits, &kernel) == 0)
+		if (!gpu_kernel_of_spec(objects->arch, pipeline, spec, &traits, &kernel))
 			add(objects, &kernel, variant == 0);
 	}
 }

@@ -104,12 +104,14 @@ void registry_get_info(struct registry *registry, const struct kernel_spec *spec
 int registry_arch(const struct registry *registry, size_t arch);
 /*
  * This build's kernels that have @dims and all of @traits, in all states. @each: returns other than 0 to end.
+ * @ret_why: as spec_candidates() has it.
  * Return: what it did, 0, FMHA_ENOMEM.
  */
 typedef int (*registry_candidate)(void *owner, const struct kernel_spec *spec,
 				  const struct registry_info *info);
 int registry_candidates(struct registry *registry, size_t arch, const struct traits *traits,
-			struct spec_head_dims dims, registry_candidate each, void *owner);
+			struct spec_head_dims dims, registry_candidate each, void *owner,
+			const char **ret_why);
 
 /*
  * By filter (specs/filter.h; "" is everything): calls @visit until it returns non-zero and returns

@@ -29,7 +29,7 @@ enum gpu_core {
 };
 
 struct gpu_arch {
-	const char *name; /* "sm_90a", "gfx942" */
+	const char *name;   /* "sm_90a", "gfx942" */
 	enum gpu_core core; /* the best one */
 	int wave;           /* lanes */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
@@ -50,26 +50,28 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries)
  * are stationary, tile_m queries (keys) streamed.
  */
-#define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */\
-	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                         \
-	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "general", "")                               \
-	X(GPU_MMA, gpu_mma, GPU_MMA_CORES, 0, "general", "")                                              \
-	X(GPU_MMA_PACK, gpu_mma_pack, GPU_MMA_CORES, 1, "general", "")                                    \
-	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "general", "")                                      \
-	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "general", "")                            \
-	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "general", "")            \
-	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "general", "")  \
-	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                              \
-	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                                  \
-	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                              \
-	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                         \
-	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                       \
-	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "general", "")                                         \
-	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "general", "")                                               \
+#define GPU_PIPELINES(                                                                             \
+	X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */  \
+	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                  \
+	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "general", "")                        \
+	X(GPU_MMA, gpu_mma, GPU_MMA_CORES, 0, "general", "")                                       \
+	X(GPU_MMA_PACK, gpu_mma_pack, GPU_MMA_CORES, 1, "general", "")                             \
+	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "general", "")                               \
+	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "general", "")                     \
+	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "general", "")     \
+	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1,          \
+	  "general", "")                                                                           \
+	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                       \
+	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                           \
+	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                       \
+	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                  \
+	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                \
+	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "general", "")                                  \
+	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "general", "")                                        \
 	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0, "general", "")
-#define GPU_ANY_CORE  0x3fu
-#define GPU_AMD_CORES (1u << GPU_CORE_MFMA | 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12)
-#define GPU_MMA_CORES (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
+#define GPU_ANY_CORE                                           0x3fu
+#define GPU_AMD_CORES                                          (1u << GPU_CORE_MFMA | 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12)
+#define GPU_MMA_CORES                                          (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
 #define GPU_ENUM_PIPELINE(id, name, cores, pack, folder, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
 struct gpu_pipeline_info {
@@ -102,15 +104,16 @@ struct gpu_kernel {
 	uint32_t dtype;
 	struct gpu_tile tile;
 	int split_dkdv, dbias_sum, shares;
-	int overlaps; /* as launch.h says: it waits for the stage before by itself */
+	int overlaps;      /* as launch.h says: it waits for the stage before by itself */
 	int32_t dq_tile_n; /* dq_dk_dv: queries of a block of the second pass */
 	uint32_t most_x;   /* blocks that a launch takes along x */
 };
 
-/* Return: 0, or 1 when this tile cannot run with these traits on this arch. */
-int gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
-		    const struct traits *traits, const struct gpu_tile *tile,
-		    struct gpu_kernel *ret_kernel);
+/* Return: NULL, or why this tile cannot run with these traits on this arch: the loop is the subject,
+ * text that lasts. */
+const char *gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
+			    const struct traits *traits, const struct gpu_tile *tile,
+			    struct gpu_kernel *ret_kernel);
 
 /* The kernel that makes tables of lengths and pages (abi_prepare_args), for any problem. */
 void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel);

@@ -14,9 +14,10 @@ extern const struct spec_backend gpu_backend;
 /*
  * The kernel of a spec of gpu_backend, two words of which the caller looks up, that has @traits: of a name
  * alone they are what spec_traits() says; a problem's tell its variants apart, too.
- * Return: 0, or 1 for a spec that kernels/gpu does not have.
+ * Return: NULL, or for a spec that kernels/gpu does not have why, as gpu_kernel_make() says it.
  */
-int gpu_kernel_of_spec(const char *arch, const char *pipeline, const struct kernel_spec *spec,
-		       const struct traits *traits, struct gpu_kernel *ret_kernel);
+const char *gpu_kernel_of_spec(const char *arch, const char *pipeline,
+			       const struct kernel_spec *spec, const struct traits *traits,
+			       struct gpu_kernel *ret_kernel);
 
 #endif
