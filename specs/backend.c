@@ -124,16 +124,19 @@ void spec_own_signature(const struct spec_catalog *catalog, int arch, const stru
 
 /* ---- kernels ---- */
 
-/* Has @row all of the traits? */
-static int covers(const struct spec_row *row, int data_type, const struct traits *traits)
+/* Return: NULL: @row has all of the traits; else what it has not. */
+static const char *lacks(const struct spec_row *row, int data_type, const struct traits *traits)
 {
+#define LACK(name, NAME, word, kind, families, asked) "no loop with such heads has " #name,
+	static const char *const words[N_TRAITS] = {FMHA_TRAITS(LACK)};
+#undef LACK
 	uint32_t absent = absent_traits(row, data_type, traits->narrow);
 
 	for (int i = 0; i < N_TRAITS; i++)
 		if (absent >> i & 1 && trait_infos[i].families >> traits->op & 1 &&
 		    !(families[traits->op].always >> i & 1) && trait_get(traits, i))
-			return 0;
-	return 1;
+			return words[i];
+	return NULL;
 }
 
 /* Is @row for head dims as large? */
@@ -180,9 +183,11 @@ size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struc
 		size_t k = 0;
 
 		if (!row_has(row, own->model, traits->op, signature.data_type) ||
-		    !covers(row, signature.data_type, traits) || !reaches(row, &signature))
+		    !reaches(row, &signature))
 			continue;
-		why = make_kernel(own, row, arch, &signature, traits, &ret_specs[n]);
+		why = lacks(row, signature.data_type, traits);
+		if (!why)
+			why = make_kernel(own, row, arch, &signature, traits, &ret_specs[n]);
 		if (why) {
 			*ret_why = *ret_why ? *ret_why : why;
 			continue;
@@ -234,7 +239,7 @@ static int is_second(const struct walk *walk, const struct kernel_spec *spec,
 	for (const struct spec_row *row = walk->own->backend->rows; row < walk->row; row++)
 		if (row->pipeline == walk->row->pipeline && row->tile_m == walk->row->tile_m &&
 		    row_has(row, walk->own->model, traits->op, data_type) &&
-		    covers(row, data_type, traits) && reaches(row, &spec->signature) &&
+		    !lacks(row, data_type, traits) && reaches(row, &spec->signature) &&
 		    !make_kernel(walk->own, row, walk->arch, &spec->signature, traits, &made) &&
 		    memcmp(&made, spec, sizeof(made)) == 0)
 			return 1;
@@ -255,7 +260,7 @@ static int walk_traits(const struct walk *walk, int trait, struct traits *traits
 		 trait_infos[trait].families >> traits->op & 1))
 		trait++;
 	if (trait == N_TRAITS) {
-		if (!covers(walk->row, data_type, traits))
+		if (lacks(walk->row, data_type, traits))
 			return 0;
 		signature_of(backend, traits, data_type, dims, &signature);
 		return reaches(walk->row, &signature) &&

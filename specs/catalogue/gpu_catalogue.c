@@ -37,13 +37,17 @@
 #define PACK(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, FORWARD, HALF | FP8, WITHOUT(dropout), hdim, m, n, waves_m, waves_n,  \
 	     blocks)
+/* Keys of more than 512 elements are latents, which all heads share, and nobody adds a bias to. */
+#define LATENT(pipeline, core, types, m, n, waves_m, waves_n)                                      \
+	TILE(pipeline, core, FORWARD, types, WITHOUT(bias) | WITHOUT(dropout), 576, m, n, waves_m, \
+	     waves_n, 1)
 /* Backward: tile_m is streamed, tile_n stationary. */
 #define GRAD(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, 0, hdim, m, n, waves_m, waves_n,   \
 	     blocks)
 /* A wave a row: one kernel serves every head dim. */
 #define SMALL(pipeline, family, types, waves)                                                      \
-	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 512, 16, 16, waves, 1, 1)
+	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 576, 16, 16, waves, 1, 1)
 #define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
 #define WARPGROUPS(types, hdim, m, n, without)                                                     \
@@ -116,6 +120,9 @@ static const struct spec_row kernels[] = {
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 256, 64, 64, 4, 1, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 512, 16, 64, 1, 4, 1),
 	PACK(GPU_MMA_PACK, GPU_MMA_CORES, 512, 16, 32, 1, 2, 1),
+	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 64, 32, 4, 1),
+	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 64, 1, 4),
+	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 32, 1, 2),
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS(HALF, 64, 192, 64, 0),
 	WARPGROUPS(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
@@ -196,17 +203,21 @@ static const struct spec_row kernels[] = {
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 256, 16, 32, 1, 2, 1),
 	ROWS(GPU_MFMA, CORE(MFMA), 512, 64, 32, 4, 1, 1),
 	PACK(GPU_MFMA_PACK, CORE(MFMA), 512, 16, 32, 1, 2, 1),
+	LATENT(GPU_MFMA_PACK, CORE(MFMA), HALF, 64, 16, 4, 1),
+	LATENT(GPU_MFMA_PACK, CORE(MFMA), HALF, 16, 32, 1, 2),
 	ROWS(GPU_WMMA, WMMA_CORES, 128, 128, 32, 8, 1, 1),
 	ROWS(GPU_WMMA, WMMA_CORES, 256, 64, 16, 4, 1, 1),
 	PACK(GPU_WMMA_PACK, WMMA_CORES, 128, 16, 64, 1, 4, 1),
 	PACK(GPU_WMMA_PACK, WMMA_CORES, 256, 16, 32, 1, 2, 1),
 	ROWS(GPU_WMMA, WMMA_CORES, 512, 32, 16, 2, 1, 1),
 	PACK(GPU_WMMA_PACK, WMMA_CORES, 512, 16, 16, 1, 1, 1),
+	LATENT(GPU_WMMA_PACK, WMMA_CORES, HALF, 16, 16, 1, 1),
 	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 64, 64, 32, 4, 1, 1),
 	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 128, 32, 32, 2, 1, 1),
 	TILE(GPU_SCALAR, GPU_ANY_CORE, FORWARD, ALL, 0, 512, 16, 16, 1, 1, 1),
 	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 128, 16, 32, 1, 2, 1),
 	TILE(GPU_SCALAR_PACK, GPU_ANY_CORE, FORWARD, ALL, WITHOUT(dropout), 512, 16, 16, 1, 1, 1),
+	LATENT(GPU_SCALAR_PACK, GPU_ANY_CORE, NOT_FP8, 16, 16, 1, 1),
 
 	GRAD(GPU_MMA, GPU_MMA_CORES, 64, 32, 128, 4, 1, 2),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 64, 64, 128, 8, 1, 1),
@@ -243,7 +254,7 @@ static const struct spec_row kernels[] = {
 
 static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
 						  {160, 160}, {192, 128}, {192, 192}, {256, 256},
-						  {384, 384}, {512, 512}};
+						  {384, 384}, {512, 512}, {576, 512}};
 
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) | (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |      \
@@ -251,6 +262,10 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
 	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
 	 (pipeline <= GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                            \
+	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ||             \
+			  pipeline == GPU_APPEND                                                   \
+		  ? SPEC_V_IN_K                                                                    \
+		  : 0) |                                                                           \
 	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD ? SPEC_SPLITS_DQ : 0) | SPEC_WRITES_DQ)
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)
@@ -351,10 +366,10 @@ static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
 
 	*ret_field = SPEC_FIELD_hdim_q;
 	if (!gpu_pads_to(spec->signature.hdim_q))
-		return "not a multiple of 32 up to 256, or of 64 up to 512";
+		return "not a multiple of 32 up to 256, or of 64 up to 576";
 	*ret_field = SPEC_FIELD_hdim_v;
 	if (!gpu_pads_to(spec->signature.hdim_v))
-		return "not a multiple of 32 up to 256, or of 64 up to 512";
+		return "not a multiple of 32 up to 256, or of 64 up to 576";
 	*ret_field = SPEC_FIELD_tile_m0;
 	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)traits->op, traits, &tile);
 }

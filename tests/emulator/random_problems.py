@@ -19,7 +19,7 @@ LEAST = {abi.F32: 0, abi.F16: 2.0 ** -13, abi.BF16: 0, abi.E4M3: 2.0 ** -12}
 HUGE = 2.0 ** 100  # a score beside which another is nothing in float32
 HEAD_DIMS = (8, 32, 40, 64, 64, 72, 80, 96, 104, 128, 128, 160, 192, 232, 256, 320, 512)
 TILES = ((32, 32), (64, 64), (96, 96), (128, 128), (160, 160), (192, 128), (192, 192), (256, 256), (384, 384),
-         (512, 512))  # what kernels are cut for
+         (512, 512), (576, 512))  # what kernels are cut for
 
 
 def draw_length(rng, most):

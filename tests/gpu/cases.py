@@ -89,7 +89,8 @@ class Forward:
     ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each.
     lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
     data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
-    bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive."""
+    bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive. v_in_k: values are the
+    first dv elements of keys."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -98,7 +99,7 @@ class Forward:
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
         poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0, data=0, data_broadcast="", kv_dtype=None, powers=False,
-        one_sign=False)
+        one_sign=False, v_in_k=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -204,6 +205,8 @@ class Forward:
             if self.cache_idx:
                 a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
                 a.cache.cache_batch = n
+        if self.v_in_k:
+            a.v, a.v_in_k = a.k, 1
         if lens is not None:
             s.seqlen_k = pointer(self.ints(lens))
         if self.leftpad is not None:
@@ -272,6 +275,8 @@ class Forward:
             for name, heads in (("q", self.hq), ("k", self.hk), ("v", self.hk))[self.kv_dtype is not None:]:
                 self.build_descale(getattr(a, name + "_descale"), heads, self.descale in ("page", "slot") and name != "q",
                                    -1 if self.descale == "signed" and name == "k" else 1)
+            if self.v_in_k:
+                a.v_descale = a.k_descale
         if self.dropout:
             p = a.dropout
             p.seed, p.offset, p.p_drop = 0x123456789abcdef, 77, self.dropout

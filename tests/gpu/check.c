@@ -184,7 +184,7 @@ static uint16_t padded(int32_t hdim, int32_t other)
 	int32_t most = hdim > other ? hdim : other;
 
 	if (most > 256)
-		return most > 384 ? 512 : 384;
+		return hdim > 512 ? 576 : most > 384 ? 512 : 384;
 	return (uint16_t)((hdim + 31) / 32 * 32);
 }
 

@@ -251,6 +251,20 @@ def wide_heads():
     yield Case("backward", **d, sq=20, sk=40, pipeline="gpu_scalar")
 
 
+def latents():
+    """Multi-head latent attention, absorbed: one key head of 576 elements, of which values are the first 512."""
+    d = dict(dtype=abi.BF16, dq=576, dv=512, hk=1, v_in_k=True)
+    yield Case("forward", **d, hq=16, sq=1, sk=150, page=64, batch=3, lens_k=[150, 64, 1])
+    yield Case("forward", **d | dict(dtype=abi.F16), hq=8, sq=5, sk=90, mask=BR, right=0, splits=2, split_size=48, sink=True)
+    yield Case("forward", **d, hq=24, sq=3, sk=70, page=16, batch=2, lens_k=[33, 70], mask=BR, right=0, poison=(70, 80))
+    yield Case("forward", **d, hq=3, group=[(17, 40), (1, 33), (0, 9), (21, 5)], mask=BR, right=0, strided=True)
+    yield Case("forward", **d, kv_dtype=abi.E4M3, hq=16, sq=2, sk=70, batch=2, page=64, lens_k=[33, 70], descale="slot")
+    yield Case("forward", **d | dict(dq=192, dv=128), hq=16, sq=2, sk=70, page=16, lens_k=[70], cap=9.0)
+    yield Case("forward", **d | dict(dtype=abi.F32), hq=4, sq=5, sk=40)
+    yield Case("forward", **d | dict(hk=2), hq=2, sq=40, sk=53, mask=BR, right=0, one_sign=True)
+    yield Case("forward", **d | dict(v_in_k=False), hq=4, sq=3, sk=60)
+
+
 def forward_hdims():
     # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
     for dq in (64, 40):
@@ -561,7 +575,7 @@ def emulated(quick):
     """For an emulator: a second or two each."""
     cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
                                forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
-                               forward_tails, backward_tails, masks_as_data, narrow, wide_heads) for case in part()]
+                               forward_tails, backward_tails, masks_as_data, narrow, wide_heads, latents) for case in part()]
     return cases[::12] if quick else cases
 
 

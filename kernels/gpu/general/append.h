@@ -254,7 +254,8 @@ template <class C> struct Append {
 			write_key(a.k_new, a.k, false, n / a.nhead_k, n % a.nhead_k);
 		} else if (n < 2 * n_keys) {
 			n -= n_keys;
-			write_key(a.v_new, a.v, true, n / a.nhead_k, n % a.nhead_k);
+			if (a.v_new.data) /* else values are part of keys */
+				write_key(a.v_new, a.v, true, n / a.nhead_k, n % a.nhead_k);
 		} else if (a.q_rotated.data) {
 			n -= 2 * n_keys;
 			if (n / a.nhead_q < seq.n_q)

@@ -478,7 +478,7 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 			    const struct traits *traits, const struct gpu_tile *t)
 {
 	if (!gpu_pads_to(t->hdim_q) || !gpu_pads_to(t->hdim_v))
-		return "head dims are multiples of 32 up to 512, of 64 above 256";
+		return "head dims are multiples of 32 up to 576, of 64 above 256";
 	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA)
 		return "general loops alone have heads above 256";
 	/* On the emulator of gfx1201 intervals made dK and dV wrong; gfx942 was right. */

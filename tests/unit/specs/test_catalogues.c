@@ -116,7 +116,7 @@ static void old_names_lead_to_their_kernel(void **state)
 		{"bwd_convert_dq-bf16-batch-h64-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-"
 		 "p1111-no-"
 		 "no-bpc1-sm_90a",
-		 "bwd_convert_dq-bf16-h512-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-p1111-"
+		 "bwd_convert_dq-bf16-h576-gpu_convert-t16x16x32x32x32x32-r4x1x1-w16x16x16-p1111-"
 		 "no-no-"
 		 "bpc1-sm_90a"},
 		{"fwd_splitkv_combine-bf16-group-h64-cpu_rows-t32x64x64x64x64x64-r1x1x1-w1x16x1-"

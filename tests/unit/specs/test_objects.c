@@ -31,9 +31,9 @@ static const struct golden {
 	uint32_t n;       /* with those that do */
 	uint64_t sum;     /* over all, in any order */
 } goldens[] = {
-	{"sm_90a", 159711, 350542, 0x28bf6005c9f79a4c},
-	{"gfx942", 83403, 184210, 0x07770e3250bcb5dc},
-	{"gfx1100", 99251, 223114, 0x85378ef166e032e2},
+	{"sm_90a", 162531, 357882, 0x0f503159aaeff45e},
+	{"gfx942", 86023, 191030, 0x26ea03cba2dae23e},
+	{"gfx1100", 99671, 224214, 0xc9958c2950165e64},
 };
 
 #define MOST_OBJECTS (1u << 20)

@@ -83,7 +83,7 @@ struct gpu_pipeline_info {
 };
 extern const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES];
 
-#define GPU_MOST_HDIM 512
+#define GPU_MOST_HDIM 576 /* of keys: latents of 512, and what turns */
 /* Whether head dims are padded to so many; above 256 a kernel takes halves, of 32 columns each. */
 int gpu_pads_to(int32_t hdim);
 
