@@ -121,7 +121,7 @@ static double cpu_forward_cost(const struct select_stage *stage, const struct sp
 	int64_t n_splits = stage->plan->n_splits ? stage->plan->n_splits : 1;
 	bool holds_others_up = t->m0 > FEW_ROWS && t->rows > FEW_ROWS && p->seqlen_k > LONG_ROWS;
 
-	if (flags & SPEC_CHOSEN)
+	if (flags & SPEC_LATENTS_ONLY)
 		return cost_cpu_shared_rows(p, t->m0, n_splits, units) *
 		       (double)(t->keys * (spec->signature.hdim_q + spec->signature.hdim_v)) *
 		       (shared_rows(p) > MOST_ROW_BY_ROW ? float_cost(catalog, spec) : 1);

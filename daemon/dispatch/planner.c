@@ -413,7 +413,7 @@ void planner_list_splits(const struct planner *b, int32_t n_default, struct plan
 	if (blocks >= BUSY_ROUNDS * units)
 		return;
 	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
-		if (p->seqlen_k / steps[i] >= MIN_KEYS &&
+		if (cost_keys(p) / steps[i] >= MIN_KEYS &&
 		    blocks * steps[i] <= 2 * BUSY_ROUNDS * units)
 			add_splits(b, list, steps[i]);
 }

@@ -331,11 +331,11 @@ static bool check_latent(const struct select_stage *stage, const struct spec_cat
 		return select_reject(c, "v_in_k: this loop wants values of their own");
 	if (!attends)
 		return true;
-	if (p->kv_layout == FMHA_KV_LATENT_FP8 && !(flags & SPEC_CHOSEN))
+	if (p->kv_layout == FMHA_KV_LATENT_FP8 && !(flags & SPEC_LATENT_FP8))
 		return select_reject(c, "kv_layout: this loop does not read latent_fp8");
 	if (p->topk > 0 && !(flags & SPEC_CHOSEN))
 		return select_reject(c, "topk: this loop reads all keys");
-	if (flags & SPEC_CHOSEN && !p->v_in_k && p->topk == 0)
+	if (flags & SPEC_LATENTS_ONLY && !p->v_in_k && p->topk == 0)
 		return select_reject(c, "keys and values of their own: other loops read them");
 	return true;
 }

@@ -277,11 +277,31 @@ static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t 
 		       (long long)units, p->seqlen_k);
 }
 
+/* Rows that have chosen their keys are sequences of one row each, all of a length. */
+static void split_chosen(const struct fmha_problem *problem, const struct split_device *device,
+			 struct split_choice *ret_choice)
+{
+	struct fmha_problem rows = *problem;
+	struct split_device alone = *device;
+
+	rows.topk = 0;
+	rows.batch = (int32_t)(problem->total_q > 0 ? problem->total_q
+						    : (int64_t)problem->batch * problem->seqlen_q);
+	rows.seqlen_q = 1;
+	rows.seqlen_k = problem->topk;
+	alone.shares = false;
+	split_choose(&rows, &alone, ret_choice);
+}
+
 void split_choose(const struct fmha_problem *problem, const struct split_device *device,
 		  struct split_choice *ret_choice)
 {
 	int64_t items = work_items(problem), units = device->units;
 
+	if (problem->topk > 0) {
+		split_chosen(problem, device, ret_choice);
+		return;
+	}
 	*ret_choice = (struct split_choice){.n = 1, .size = problem->seqlen_k};
 	if (problem->split_size > 0) {
 		ret_choice->n = (int32_t)ceil_div(problem->seqlen_k, problem->split_size);

@@ -27,7 +27,10 @@ static const struct spec_pipeline pipelines[N_PIPELINES] = {
 	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL},
 	[TILE] = {"cpu_tile", SPEC_IN_MEMORY | SPEC_MASK_DATA, NULL},
 	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL},
-	[LATENT] = {"cpu_latent", SPEC_IN_MEMORY | SPEC_V_IN_K | SPEC_CHOSEN, NULL},
+	[LATENT] = {"cpu_latent",
+		    SPEC_IN_MEMORY | SPEC_V_IN_K | SPEC_CHOSEN | SPEC_LATENT_FP8 |
+			    SPEC_LATENTS_ONLY,
+		    NULL},
 };
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */

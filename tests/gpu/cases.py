@@ -90,7 +90,7 @@ class Forward:
     lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
     data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
     bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive. v_in_k: values are the
-    first dv elements of keys."""
+    first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; of slots, which no table leads to."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -99,7 +99,7 @@ class Forward:
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
         poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0, data=0, data_broadcast="", kv_dtype=None, powers=False,
-        one_sign=False, v_in_k=False)
+        one_sign=False, v_in_k=False, topk=0, slots=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -264,6 +264,8 @@ class Forward:
             if self.turned:
                 bias[..., -self.TURNED_GAP:] = NAN_WORD[bias.itemsize]
             a.bias, a.bias_dtype = tensor(bias, self.bias_strides(qb, qs)), self.bias
+        if self.topk:
+            self.build_chosen(a, qb, qs)
         if self.data:
             self.build_mask_data(a.mask_data, qb, qs)
         if self.alibi:
@@ -294,6 +296,23 @@ class Forward:
             self.keep += [self.o_acc, self.lse_acc]
             a.o_acc, a.lse_acc = pointer(self.o_acc), pointer(self.lse_acc)
             self.outputs.update(o_acc=self.o_acc, lse_acc=self.lse_acc)
+
+    def build_chosen(self, a, qb, qs):
+        most = a.cache.n_pages * self.page if self.slots else self.sk
+        chosen = self.rng.integers(0, most, (qb, qs, self.topk))
+        wild = self.rng.random(chosen.shape) < 0.2
+        chosen[wild] = self.rng.choice([-1, -2 ** 31, 2 ** 31 - 1, most], wild.sum())
+        chosen[:, qs // 2, self.topk // 3:] = -1
+        chosen[:, qs - 1] = -1
+        if self.poison:  # nobody chooses what is NaN
+            first, end = self.poison
+            chosen[(chosen >= first) & (chosen < end)] = -1
+        c = a.chosen
+        c.data, c.n, c.are_slots = pointer(self.ints(chosen.reshape(-1)).reshape(chosen.shape)), self.topk, self.slots
+        c.stride_batch, c.stride_seq, c.stride_entry = qs * self.topk, self.topk, 1
+        if self.slots:
+            a.cache.block_table = None
+            a.sequences.seqlen_k = None
 
     def build_mask_data(self, m, qb, qs):
         """Rows in stretches see nothing, everything, one document, borders of tiles, any union, or what no endpoint should be."""

@@ -265,6 +265,20 @@ def latents():
     yield Case("forward", **d | dict(v_in_k=False), hq=4, sq=3, sk=60)
 
 
+def chosen_keys():
+    """Each row sees keys that its indices name: of latents and of others, in pages by table or by slot, in splits, some rows none."""
+    d = dict(dtype=abi.BF16, dq=576, dv=512, hk=1, v_in_k=True)
+    yield Case("forward", **d, hq=16, sq=2, sk=150, page=64, batch=2, lens_k=[150, 64], topk=40)
+    yield Case("forward", **d, hq=8, sq=3, sk=90, page=16, lens_k=[90], topk=70, slots=True)
+    yield Case("forward", **d | dict(dtype=abi.F16), hq=24, sq=4, sk=90, topk=33, splits=2, split_size=16, sink=True)
+    yield Case("forward", **d, hq=3, group=[(5, 40), (1, 33), (0, 9), (4, 5)], topk=20, strided=True)
+    yield Case("forward", **d, kv_dtype=abi.E4M3, hq=16, sq=2, sk=70, batch=2, page=64, lens_k=[33, 70], descale="slot", topk=30)
+    yield Case("forward", dtype=abi.BF16, dq=128, dv=64, hq=6, hk=2, sq=5, sk=150, topk=64, poison=(20, 60))
+    yield Case("forward", dtype=abi.F16, dq=40, dv=40, hq=4, hk=4, sq=3, sk=50, page=16, lens_k=[50], topk=20, layout=1)
+    yield Case("forward", dtype=abi.F32, dq=64, dv=64, hq=4, hk=1, sq=3, sk=50, topk=20)
+    yield Case("forward", dtype=abi.BF16, dq=59, dv=36, hq=2, hk=1, sq=3, sk=50, topk=20)
+
+
 def forward_hdims():
     # f32 without a bias between 33 and 64: clang 19's post-RA sinking gave dQ = 0 on gfx942.
     for dq in (64, 40):
@@ -575,7 +589,8 @@ def emulated(quick):
     """For an emulator: a second or two each."""
     cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
                                forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
-                               forward_tails, backward_tails, masks_as_data, narrow, wide_heads, latents) for case in part()]
+                               forward_tails, backward_tails, masks_as_data, narrow, wide_heads, latents,
+                               chosen_keys) for case in part()]
     return cases[::12] if quick else cases
 
 

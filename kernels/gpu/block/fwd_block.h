@@ -11,7 +11,9 @@
 template <class C> struct ForwardBlock {
 	typedef typename C::Element Element;
 	typedef typename C::KeyElement KeyElement;
-	typedef KeyView<KeyElement, C::PAGED> Keys;
+	typedef KeyView<KeyElement, C::PAGED> AllKeys;
+	typedef typename Either<C::CHOSEN, ChosenView<KeyElement, C::PAGED>, AllKeys>::Type Keys;
+	static_assert(!C::CHOSEN || C::PACK, "the rows of a tile have chosen the same keys");
 	typedef QueryView<Element, C::PACK> Queries;
 	static const int KEY_BYTES = (C::HDIM_Q + C::HDIM_V) *
 				     (int)sizeof(typename KeyElement::Storage);
@@ -21,6 +23,7 @@ template <class C> struct ForwardBlock {
 	i32 tile_row; /* of the block, in (packed) rows */
 	i32 n_rows;   /* (packed) rows of the sequence */
 	i32 head, head_k, q_per_k, split; /* q_per_k: heads that share keys */
+	i32 n_stored; /* CHOSEN: keys of the sequence; seq has as many as a row chooses */
 
 	METHOD ForwardBlock(const abi_fwd_args &args) : a(args) {}
 
@@ -41,6 +44,19 @@ template <class C> struct ForwardBlock {
 		head = C::PACK ? head_k * q_per_k : y;
 		seq = find_sequence(a.sequences, &a.cache, z);
 		n_rows = C::PACK ? seq.n_q * q_per_k : seq.n_q;
+		if constexpr (C::CHOSEN)
+			locate_row(grid_forward_tile(grid, x));
+	}
+
+	/* CHOSEN: the tile has heads of one row. */
+	METHOD void locate_row(i32 tile)
+	{
+		i32 tiles = ceil_div(q_per_k, C::TILE_M), row = tile / tiles;
+
+		tile_row = row * q_per_k + tile % tiles * C::TILE_M;
+		n_rows = min_of(n_rows, (row + 1) * q_per_k);
+		n_stored = seq.n_k;
+		seq.n_k = a.chosen.n;
 	}
 
 	/* PACK: at a tile of rows, for whoever has found that himself. */
@@ -76,11 +92,19 @@ template <class C> struct ForwardBlock {
 	METHOD Queries queries() const { return Queries::make(a.q, seq, head, q_per_k, a.hdim_q); }
 	METHOD Keys keys() const
 	{
-		return Keys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false);
+		return seen(AllKeys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false));
 	}
 	METHOD Keys values() const
 	{
-		return Keys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true);
+		return seen(AllKeys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true));
+	}
+	METHOD Keys seen(const AllKeys &all) const
+	{
+		if constexpr (C::CHOSEN)
+			return Keys::make(all, a.chosen, a.cache, seq, n_stored,
+					  tile_row / q_per_k);
+		else
+			return all;
 	}
 	/* The factor of 8-bit values that have one a head. */
 	METHOD float factor(const abi_descale &d, i32 of_head) const

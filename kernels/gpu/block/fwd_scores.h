@@ -86,6 +86,23 @@ template <class C, int TM, int TN> struct ForwardScores {
 			}
 	}
 
+	/* CHOSEN: of entries that name no key, too. */
+	METHOD void hide_absent(Scores &s, i32 column) const
+	{
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++) {
+				i32 j = column + n * 16 + Core::column(e);
+
+				if (j < block.seq.n_k && has_row(keys, j))
+					continue;
+				UNROLL
+				for (int m = 0; m < TM; m++)
+					s.t[m][n].x[e] = minus_infinity();
+			}
+	}
+
 	/* The same by a mask that is data. */
 	METHOD void mask_data(Scores &s, i32 row, i32 column) const
 	{
@@ -147,6 +164,13 @@ template <class C, int TM, int TN> struct ForwardScores {
 			      (d.block ? p.row / d.block * d.stride_block : 0)];
 	}
 
+	METHOD i32 page_of(i32 position) const
+	{
+		if constexpr (C::CHOSEN)
+			return keys.page_named(position);
+		else
+			return keys.page_of(position);
+	}
 	METHOD float key_descale(const abi_descale &d, i32 j) const
 	{
 		i32 position = min_of(j, block.seq.n_k - 1) + block.seq.leftpad;
@@ -154,9 +178,11 @@ template <class C, int TM, int TN> struct ForwardScores {
 
 		if (!d.data || block.seq.n_k == 0)
 			return 1.0f;
+		if constexpr (C::CHOSEN)
+			position = max_of(keys.named(min_of(j, block.seq.n_k - 1)), 0);
 		if constexpr (C::PAGED)
 			if (d.per_page && block.a.cache.page_size)
-				b = keys.page_of(position), position %= block.a.cache.page_size;
+				b = page_of(position), position %= block.a.cache.page_size;
 		return d.data[b * d.stride_batch + block.head_k * d.stride_head +
 			      (d.block ? position / d.block * d.stride_block : 0)];
 	}

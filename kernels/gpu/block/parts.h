@@ -28,6 +28,10 @@ template <class View> struct PartOf {
 	}
 	METHOD const Storage *at(i32 row, i32 dim) const { return whole.at(row, from + dim); }
 };
+template <class View> DEV bool has_row(const PartOf<View> &view, i32 row)
+{
+	return has_row(view.whole, row);
+}
 
 template <bool PARTED, class View> DEV auto part_of(const View &view, i32 from)
 {
@@ -36,13 +40,6 @@ template <bool PARTED, class View> DEV auto part_of(const View &view, i32 from)
 	else
 		return view;
 }
-
-template <bool CONDITION, class A, class B> struct Either {
-	typedef B Type;
-};
-template <class A, class B> struct Either<true, A, B> {
-	typedef A Type;
-};
 
 /* A tile that is known by where it lies: products bring its parts of COLUMNS, of which Store is
  * one. Has the words of tiles that travel, and does nothing at them. */

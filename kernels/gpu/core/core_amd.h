@@ -71,7 +71,8 @@ DEV AmdFloats amd_multiply(BF16, AmdOperand x, AmdOperand y, AmdFloats c)
 template <class View>
 DEV chunk16 load_or_zero(const View &view, i32 row, i32 dim, i32 end, i32 begin = FROM_THE_FIRST)
 {
-	bool valid = row < end && row >= begin && dim < view.hdim;
+	bool valid = row < end && row >= begin && dim < view.hdim &&
+		     has_row(view, min_of(row, end - 1));
 	chunk16 c = load16(view.at(min_of(row, end - 1), dim < view.hdim ? dim : 0));
 
 	UNROLL
@@ -270,7 +271,9 @@ template <class T> struct CoreAmd {
 						keep(x, i,
 						     load_chunk<T, From>(view, row, c * 8,
 									 row < end &&
-										 row >= begin));
+										 row >= begin &&
+										 has_row(view,
+											 row)));
 					}
 				}
 				put(x, r, c);
@@ -309,7 +312,8 @@ template <class T> struct CoreAmd {
 				    row = first + unit / CHUNKS * 4 + n % 4;
 
 				keep(held, n, load_chunk<T, From>(view, row, unit % CHUNKS * 8,
-								  row < end && row >= begin));
+								  row < end && row >= begin &&
+									  has_row(view, row)));
 			}
 		}
 

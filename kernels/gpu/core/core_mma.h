@@ -250,7 +250,7 @@ template <class T> struct CoreMma {
 					i32 index = thread + n * THREADS;
 					i32 r = index / CHUNKS, c = index % CHUNKS;
 					bool valid = first + r < end && first + r >= begin &&
-						     c * 8 < view.hdim;
+						     c * 8 < view.hdim && has_row(view, first + r);
 					const typename From::Storage *from = view.base;
 
 					if (TOTAL % THREADS != 0 && index >= TOTAL)
@@ -275,7 +275,7 @@ template <class T> struct CoreMma {
 				i32 r = index / CHUNKS, c = index % CHUNKS, row = first + r;
 
 				copy_async_pairs(base + S::offset(r, c), view, row, c * 8,
-						 row < end && row >= begin);
+						 row < end && row >= begin && has_row(view, row));
 			}
 			copy_async_commit();
 		}
@@ -292,7 +292,8 @@ template <class T> struct CoreMma {
 
 				*(chunk16 *)(lds + S::offset(r, c)) = load_chunk<T, From>(
 					view, first + r, c * 8,
-					first + r < end && first + r >= begin);
+					first + r < end && first + r >= begin &&
+						has_row(view, first + r));
 			}
 		}
 

@@ -66,7 +66,8 @@ struct CoreScalar {
 			NO_UNROLL
 			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
 				i32 r = index / CHUNKS, c = index % CHUNKS;
-				bool valid = first + r < end && first + r >= max_of(begin, 0);
+				bool valid = first + r < end && first + r >= max_of(begin, 0) &&
+					     has_row(view, first + r);
 				chunk32 x = load_floats<From>(view, first + r, c * 8, valid);
 
 				UNROLL

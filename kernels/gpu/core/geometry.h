@@ -255,6 +255,13 @@ DEV bool whole_words(const Storage *base, u64 strides, i64 stride_dim, i32 hdim)
 	       ((strides | (u64)hdim) & 1) == 0;
 }
 
+template <bool CONDITION, class A, class B> struct Either {
+	typedef B Type;
+};
+template <class A, class B> struct Either<true, A, B> {
+	typedef A Type;
+};
+
 /* Where keys or values of one head lie: contiguous rows or pages. E: the element type. */
 template <class E, bool PAGED> struct KeyView {
 	typedef typename E::Storage Storage;
@@ -389,6 +396,69 @@ template <class E, bool PAGED> struct KeyView {
 		return p + ((i64)(dim / x) * page_size + slot) * x + dim % x;
 	}
 };
+
+/*
+ * Of the keys of a head those that a row of queries has chosen (abi_chosen): row e is the one that entry e
+ * names, if there is such a one. Entries are a client's memory: whoever writes them meanwhile gets what some
+ * reading said, from within the cache.
+ */
+template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
+	typedef typename E::Storage Storage;
+	typedef KeyView<E, PAGED> Whole;
+	static const bool CONTIGUOUS = false;
+	const abi_i32 *entries;
+	i64 stride_entry;
+	i32 end; /* of what entries may name */
+	bool are_slots;
+
+	/* @n_k: keys of the sequence; @row: of it */
+	METHOD static ChosenView make(const Whole &whole, const abi_chosen &c,
+				      const abi_kv_cache &cache, const Sequence &v, i32 n_k,
+				      i32 row)
+	{
+		const i64 slots = (i64)cache.n_pages * cache.page_size, far = 0x7fffffff;
+		ChosenView k;
+
+		static_cast<Whole &>(k) = whole;
+		k.entries = c.data + (v.packed_q ? 0 : v.batch * c.stride_batch) +
+			    ((i64)v.q_start + row) * c.stride_seq;
+		k.stride_entry = c.stride_entry;
+		k.are_slots = c.are_slots;
+		k.end = !c.are_slots ? n_k : (i32)(slots < far ? slots : far);
+		return k;
+	}
+	/* The position or slot of row e; -1: there is none. */
+	METHOD i32 named(i32 e) const
+	{
+		i32 x = load_memory(entries + e * stride_entry);
+
+		return x < end ? max_of(x, -1) : -1;
+	}
+	METHOD i32 page_named(i32 x) const
+	{
+		return are_slots ? x / this->page_size : this->page_of(x);
+	}
+	METHOD const Storage *at(i32 e, i32 dim) const
+	{
+		i32 x = named(e);
+
+		if (x < 0)
+			return this->base; /* nobody uses what is there */
+		if (!PAGED || !this->page_size)
+			return this->base + x * this->stride_seq + dim * this->stride_dim;
+		return this->in_page(page_named(x), x % this->page_size, dim);
+	}
+};
+
+/* Whether a view has a row within its bounds. */
+template <class View> DEV bool has_row(const View &, i32)
+{
+	return true;
+}
+template <class E, bool PAGED> DEV bool has_row(const ChosenView<E, PAGED> &view, i32 row)
+{
+	return view.named(row) >= 0;
+}
 
 /* Rows of queries: contiguous, or with the heads that share keys side by side (PACKED): row r of
  * the pack is row r / q_per_k of head head0 + r % q_per_k. */

@@ -25,7 +25,8 @@ GRID_FN grid_int grid_ceil(grid_int a, grid_int b)
 	return (a + b - 1) / b;
 }
 
-/* ---- forward: tiles of rows of a head, or of a group's heads side by side ---- */
+/* ---- forward: tiles of rows of a head, or of a group's heads side by side; where each row has chosen its
+ * keys, of a row's heads ---- */
 
 struct grid_forward {
 	grid_int n_tiles, n_splits;
@@ -37,7 +38,9 @@ GRID_FN struct grid_forward grid_forward_of(const struct abi_fwd_args *a, int pa
 	grid_int heads = pack ? a->nhead_q / a->nhead_k : 1;
 	struct grid_forward g;
 
-	g.n_tiles = grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
+	g.n_tiles = a->chosen.n > 0
+			    ? a->sequences.seqlen_q_max * grid_ceil(heads, tile_m)
+			    : grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
 	g.n_splits = split && a->n_splits > 1 ? a->n_splits : 1;
 	return g;
 }

@@ -540,6 +540,8 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "is no loop over keys";
 	if (gpu_pipelines[t->pipeline].pack && traits->dropout)
 		return "packs heads, and has no dropout";
+	if (traits->chosen && (!gpu_pipelines[t->pipeline].pack || t->pipeline >= GPU_WGMMA))
+		return "has all keys of a sequence";
 	if (traits->narrow &&
 	    (t->pipeline >= GPU_WGMMA || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
 		return "does not read caches narrower than their queries";
@@ -576,6 +578,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.tails = traits->tails && has_tails(t);
 	f.mask_data = traits->mask_data;
 	f.shares = traits->shares;
+	f.chosen = traits->chosen;
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }

@@ -65,7 +65,8 @@
 	  HAS(MASK_INTERVALS) ? 1                                                                  \
 	  : HAS(MASK_BITS)    ? 2                                                                  \
 			      : 0)                                                                    \
-	X(shares, SHARES, "shares", FLAG, TRAITS_IN(FWD_SPLITKV), abi_shares(&args->fwd))
+	X(shares, SHARES, "shares", FLAG, TRAITS_IN(FWD_SPLITKV), abi_shares(&args->fwd))          \
+	X(chosen, CHOSEN, "chosen", FLAG, TRAITS_FORWARD, p->topk > 0)
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what

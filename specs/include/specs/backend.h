@@ -27,10 +27,12 @@ enum spec_pipeline_flags {
 		32,        /* products of four waves at once, from LDS that a copy engine fills */
 	SPEC_STREAMS = 64, /* few rows at the speed of memory: several tiles of keys under way */
 	SPEC_STAGED = 128, /* operands as the matrix units of AMD want them, a tile ahead */
-	SPEC_MASK_DATA = 256, /* reads masks that are tensors: intervals, bits */
-	SPEC_SPLITS_DQ = 512, /* writes dQ, or a sum of it for each part of the keys */
-	SPEC_V_IN_K = 1024,   /* values may be part of keys */
-	SPEC_CHOSEN = 2048,   /* reads keys by indices, and latents of fp8 */
+	SPEC_MASK_DATA = 256,     /* reads masks that are tensors: intervals, bits */
+	SPEC_SPLITS_DQ = 512,     /* writes dQ, or a sum of it for each part of the keys */
+	SPEC_V_IN_K = 1024,       /* values may be part of keys */
+	SPEC_CHOSEN = 2048,       /* reads keys by indices */
+	SPEC_LATENT_FP8 = 4096,   /* reads latents of fp8 */
+	SPEC_LATENTS_ONLY = 8192, /* keys with values of their own are for others, unless chosen */
 };
 
 struct kernel_spec;
