@@ -257,7 +257,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 						  {384, 384}, {512, 512}, {576, 512}};
 
 #define FLAGS(pipeline, pack)                                                                      \
-	((pack ? SPEC_PACKS_HEADS : 0) | (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN : 0) |        \
+	((pack ? SPEC_PACKS_HEADS : 0) |                                                           \
+	 (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |                      \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
 	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \

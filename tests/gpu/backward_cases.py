@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 import abi
-from cases import Forward, aligned, decode, encode, pointer, rows, tensor, unwritten, NP_STORAGE
+from cases import Forward, aligned, decode, encode, pointer, rows, tensor, unwritten, LATENT_FP8, NP_STORAGE
 
 
 class Backward(Forward):
@@ -155,11 +155,11 @@ class Backward(Forward):
 class Append:
     """append-KV with rotary embedding: caches must be equal bit by bit. new_dtype: of new rows over a cache of fp8, which are divided
     by `factors`: 1, "heads", "pages" or "found". slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in
-    one row."""
+    one row. latent: values are in keys, -1: as they are, 1: of 656 bytes."""
 
     OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
                    layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3,
-                   new_dtype=None, slots=0, shared=0, factors=None)
+                   new_dtype=None, slots=0, shared=0, factors=None, latent=0)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
@@ -167,6 +167,8 @@ class Append:
         self.keep, self.outputs = [], {}
         if self.slots:
             self.sq = self.new
+        if self.latent > 0:
+            self.dq, self.dv = 576, 512
         rng = self.rng = np.random.default_rng(self.seed)
         a = self.args = abi.AppendArgs()
         s = a.sequences
@@ -194,7 +196,11 @@ class Append:
         else:
             s.seqlen_k = pointer(self.ints(lens))
             shape = (self.batch, self.cap, self.hk)
-        if self.shared:
+        if self.latent:
+            a.v_new = type(a.v_new)()
+            a.k = self.random(shape + (656 if self.latent > 0 else self.dq,), "k")
+            a.cache.layout = LATENT_FP8 if self.latent > 0 else self.layout
+        elif self.shared:
             a.k = self.random(shape + (self.dq + self.dv,), "k")
             a.v = type(a.k)(a.k.data + self.dq * NP_STORAGE[self.dtype]().itemsize, a.k.stride_batch, a.k.stride_seq, a.k.stride_head, 1)
         else:

@@ -13,6 +13,7 @@ import abi
 NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.E4M3: np.uint8,
               abi.E5M2: np.uint8}
 NAN_WORD = {1: 0x7f, 2: 0x7fff, 4: np.nan}  # by the bytes of an element
+LATENT_FP8 = 2  # enum abi_kv_layout
 LOWEST = {abi.F32: np.finfo(np.float32).min, abi.F16: 0xfbff, abi.BF16: 0xff7f}
 
 
@@ -90,7 +91,8 @@ class Forward:
     lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
     data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
     bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive. v_in_k: values are the
-    first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; of slots, which no table leads to."""
+    first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; of slots, which no table leads to. latent_fp8: keys are such, of
+    656 bytes, and hold values."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -99,7 +101,8 @@ class Forward:
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
         poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0, data=0, data_broadcast="", kv_dtype=None, powers=False,
-        one_sign=False, v_in_k=False, topk=0, slots=False)
+        one_sign=False, v_in_k=False, topk=0, slots=False,
+        latent_fp8=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)
@@ -134,6 +137,15 @@ class Forward:
         self.keep.append(a)
         return a
 
+    def keys(self, b, s):
+        """Those of a tensor, and their strides."""
+        if not self.latent_fp8:
+            return self.bshd(b, s, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+        k, st = self.bshd(b, s, 1, 656, abi.E4M3)
+        k[..., 512:528] = (self.rng.random((b, s, 1, 4)).astype(np.float32) + 0.5).view(np.uint8)
+        k[..., 528:] = encode(self.rng.standard_normal((b, s, 1, 64)).astype(np.float32), abi.BF16).view(np.uint8)
+        return k, st
+
     def bshd(self, b, s, h, d, dtype, fill=None, heavy=0.0):
         """A (batch, seq, head, dim) tensor: packed, or with odd strides that forbid vectors."""
         pad = 3 if self.strided else 0
@@ -150,6 +162,8 @@ class Forward:
 
     def build(self):
         a = self.args = abi.FwdArgs()
+        if self.latent_fp8:
+            self.dq, self.dv, self.hk, self.v_in_k, self.kv_dtype, self.layout = 576, 512, 1, True, abi.E4M3, LATENT_FP8
         self.of_keys = self.dtype if self.kv_dtype is None else self.kv_dtype
         a.kv_dtype = self.kv_dtype or 0
         self.o_dtype = self.o_dtype if self.o_dtype is not None else (
@@ -190,12 +204,12 @@ class Forward:
             total = sum(g[1] for g in self.group)
             s.total_k = total
             s.seqstart_k = pointer(self.ints(np.cumsum([0] + [g[1] for g in self.group])))
-            k, st = self.bshd(1, total, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+            k, st = self.keys(1, total)
             v, sv = self.bshd(1, total, self.hk, self.dv, self.of_keys)
             a.k, a.v = tensor(k, st), tensor(v, sv)
         else:
             n = self.batch + 2 if self.cache_idx else self.batch
-            k, st = self.bshd(n, self.sk, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+            k, st = self.keys(n, self.sk)
             one = encode(np.ones(1, np.float32), self.of_keys)[0] if self.ones else None
             v, sv = self.bshd(n, self.sk, self.hk, self.dv, self.of_keys, one)
             a.k, a.v = tensor(k, st), tensor(v, sv)
@@ -205,6 +219,8 @@ class Forward:
             if self.cache_idx:
                 a.cache.cache_batch_idx = pointer(self.ints(self.rng.permutation(n)[:self.batch]))
                 a.cache.cache_batch = n
+        if self.latent_fp8 and not self.page:
+            a.cache.layout = self.layout
         if self.v_in_k:
             a.v, a.v_in_k = a.k, 1
         if lens is not None:
@@ -239,7 +255,7 @@ class Forward:
                 self.ints([n - (m - 1) * self.page for n, m in zip(lens, blocks)]))
             self.lens_k = None
         n = n_pages + (self.shift > 0)
-        k, st = self.bshd(n, self.page, self.hk, self.dq, self.of_keys, heavy=self.heavy)
+        k, st = self.keys(n, self.page)
         v, sv = self.bshd(n, self.page, self.hk, self.dv, self.of_keys)
         self.stored = k, v
         firsts = np.cumsum([0] + blocks[:-1])
@@ -451,6 +467,8 @@ class Forward:
             finite = w != -np.inf
             lse_error = np.abs(g[finite] - w[finite]).max(initial=0)
             lse_bar = 1e-5 if self.dtype == abi.F32 else 1e-3
+            if self.latent_fp8:  # whose elements become numbers of the queries' type
+                lse_bar = 2 * np.abs(plain_lse[mask][finite] - w[finite]).max(initial=0)
             assert lse_error <= lse_bar + 1e-5 * np.abs(w[finite]).max(initial=0), \
                 f"LSE is off by {lse_error:.3g}"
         if self.randval:

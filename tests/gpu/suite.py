@@ -265,6 +265,19 @@ def latents():
     yield Case("forward", **d | dict(v_in_k=False), hq=4, sq=3, sk=60)
 
 
+def latents_of_fp8():
+    """FlashMLA's cache of 656 bytes a token, by all that reads and writes it."""
+    d = dict(dtype=abi.BF16, latent_fp8=True)
+    yield Case("forward", **d, hq=16, sq=1, sk=150, page=64, batch=3, lens_k=[150, 64, 1])
+    yield Case("forward", **d | dict(dtype=abi.F16), hq=8, sq=5, sk=90, mask=BR, right=0, splits=2, split_size=48, sink=True)
+    yield Case("forward", **d, hq=24, sq=2, sk=90, page=16, lens_k=[90], topk=40, slots=True)
+    yield Case("forward", **d, hq=3, group=[(5, 40), (1, 33), (0, 9), (4, 5)], topk=20)
+    for new in (abi.BF16, abi.F16):
+        yield Case("append", dtype=abi.E4M3, new_dtype=new, latent=1, new=5)
+        yield Case("append", dtype=abi.E4M3, new_dtype=new, latent=1, page=16, slots=1, new=9)
+    yield Case("append", latent=-1, dq=576, dv=512)
+
+
 def chosen_keys():
     """Each row sees keys that its indices name: of latents and of others, in pages by table or by slot, in splits, some rows none."""
     d = dict(dtype=abi.BF16, dq=576, dv=512, hk=1, v_in_k=True)
@@ -590,7 +603,7 @@ def emulated(quick):
     cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
                                forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
                                forward_tails, backward_tails, masks_as_data, narrow, wide_heads, latents,
-                               chosen_keys) for case in part()]
+                               latents_of_fp8, chosen_keys) for case in part()]
     return cases[::12] if quick else cases
 
 

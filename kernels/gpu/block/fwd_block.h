@@ -12,7 +12,9 @@ template <class C> struct ForwardBlock {
 	typedef typename C::Element Element;
 	typedef typename C::KeyElement KeyElement;
 	typedef KeyView<KeyElement, C::PAGED> AllKeys;
-	typedef typename Either<C::CHOSEN, ChosenView<KeyElement, C::PAGED>, AllKeys>::Type Keys;
+	typedef typename Either<C::CHOSEN, ChosenView<KeyElement, C::PAGED>, AllKeys>::Type
+		SeenKeys;
+	typedef typename Either<C::LATENT_FP8, LatentView<SeenKeys>, SeenKeys>::Type Keys;
 	static_assert(!C::CHOSEN || C::PACK, "the rows of a tile have chosen the same keys");
 	typedef QueryView<Element, C::PACK> Queries;
 	static const int KEY_BYTES = (C::HDIM_Q + C::HDIM_V) *
@@ -92,19 +94,28 @@ template <class C> struct ForwardBlock {
 	METHOD Queries queries() const { return Queries::make(a.q, seq, head, q_per_k, a.hdim_q); }
 	METHOD Keys keys() const
 	{
-		return seen(AllKeys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false));
+		return read(seen(
+			AllKeys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false)));
 	}
 	METHOD Keys values() const
 	{
-		return seen(AllKeys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true));
+		return read(seen(
+			AllKeys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true)));
 	}
-	METHOD Keys seen(const AllKeys &all) const
+	METHOD SeenKeys seen(const AllKeys &all) const
 	{
 		if constexpr (C::CHOSEN)
-			return Keys::make(all, a.chosen, a.cache, seq, n_stored,
-					  tile_row / q_per_k);
+			return SeenKeys::make(all, a.chosen, a.cache, seq, n_stored,
+					      tile_row / q_per_k);
 		else
 			return all;
+	}
+	METHOD static Keys read(const SeenKeys &keys)
+	{
+		if constexpr (C::LATENT_FP8)
+			return Keys::make(keys);
+		else
+			return keys;
 	}
 	/* The factor of 8-bit values that have one a head. */
 	METHOD float factor(const abi_descale &d, i32 of_head) const

@@ -33,6 +33,18 @@ template <class View> DEV bool has_row(const PartOf<View> &view, i32 row)
 	return has_row(view.whole, row);
 }
 
+/* What is no array of elements knows its parts by itself. */
+template <class From, class View>
+DEV chunk32 load_floats(const PartOf<LatentView<View>> &part, i32 row, i32 dim, bool valid)
+{
+	return load_floats<From>(part.whole, row, part.from + dim, valid);
+}
+template <class To, class From, class View>
+DEV chunk16 load_chunk(const PartOf<LatentView<View>> &part, i32 row, i32 dim, bool valid)
+{
+	return load_chunk<To, From>(part.whole, row, part.from + dim, valid);
+}
+
 template <bool PARTED, class View> DEV auto part_of(const View &view, i32 from)
 {
 	if constexpr (PARTED)

@@ -450,6 +450,32 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 	}
 };
 
+/* Keys that are latents of fp8 (ABI_KV_LATENT_FP8), and values that are their first elements: at(row, 0) is where
+ * a key's bytes begin. */
+template <class View> struct LatentView : View {
+	typedef typename View::Storage Storage;
+	static const bool CONTIGUOUS = false;
+
+	METHOD static LatentView make(const View &view)
+	{
+		LatentView v;
+
+		static_cast<View &>(v) = view;
+		return v;
+	}
+	METHOD const char *key(i32 row) const { return (const char *)this->at(row, 0); }
+	/* Of 8 elements from `dim` on: their codes, or as bf16 what has none, and their factor. */
+	METHOD static bool is_coded(i32 dim) { return dim < ABI_LATENT_CODES; }
+	METHOD static float factor(const char *key, i32 dim)
+	{
+		return ((const float *)(key + ABI_LATENT_FACTORS))[dim / ABI_LATENT_BLOCK];
+	}
+	METHOD static const u16 *rest(const char *key, i32 dim)
+	{
+		return (const u16 *)(key + ABI_LATENT_REST) + dim - ABI_LATENT_CODES;
+	}
+};
+
 /* Whether a view has a row within its bounds. */
 template <class View> DEV bool has_row(const View &, i32)
 {
@@ -458,6 +484,11 @@ template <class View> DEV bool has_row(const View &, i32)
 template <class E, bool PAGED> DEV bool has_row(const ChosenView<E, PAGED> &view, i32 row)
 {
 	return view.named(row) >= 0;
+}
+
+template <class View> DEV bool has_row(const LatentView<View> &view, i32 row)
+{
+	return has_row(static_cast<const View &>(view), row);
 }
 
 /* Rows of queries: contiguous, or with the heads that share keys side by side (PACKED): row r of

@@ -143,6 +143,44 @@ DEV chunk32 load_floats(const View &view, i32 row, i32 dim, bool valid)
 	return c;
 }
 
+/* The same of a latent of fp8. */
+template <class From, class View>
+DEV chunk32 load_floats(const LatentView<View> &view, i32 row, i32 dim, bool valid)
+{
+	chunk32 c = {};
+
+	if (!valid || dim >= view.hdim)
+		return c;
+	const char *key = view.key(row);
+
+	if (view.is_coded(dim)) {
+		chunk8 x = *(const chunk8 *)(key + dim);
+		float factor = view.factor(key, dim);
+
+		UNROLL
+		for (int i = 0; i < 8; i++)
+			c.f[i] = From::to_float((typename From::Storage)(x.w[i / 4] >>
+									 (i % 4 * 8))) *
+				 factor;
+	} else {
+		chunk16 x = load16(view.rest(key, dim));
+
+		UNROLL
+		for (int i = 0; i < 8; i++)
+			c.f[i] = BF16::to_float((u16)(x.w[i / 2] >> (i % 2 * 16)));
+	}
+	return c;
+}
+
+template <class To, class From, class View>
+DEV chunk16 load_chunk(const LatentView<View> &view, i32 row, i32 dim, bool valid)
+{
+	chunk32 x = load_floats<From>(view, row, dim, valid);
+
+	return chunk16{{To::pack2(x.f[0], x.f[1]), To::pack2(x.f[2], x.f[3]),
+			To::pack2(x.f[4], x.f[5]), To::pack2(x.f[6], x.f[7])}};
+}
+
 /* The first n of some neighbours. */
 DEV void store_some(void *data, i32 dtype, i64 offset, i64 stride, const float *from, i32 n)
 {

@@ -147,15 +147,13 @@ template <class C> struct Append {
 		       head * d.stride_head + (d.block ? i / d.block * d.stride_block : 0);
 	}
 
-	/* What a row is divided by; all lanes have it. */
-	METHOD float factor_of(const NewRow &row, const abi_descale &d, const NewPlace &p, i32 head,
-			       i32 hdim) const
+	/* What elements from `from` to `end` are divided by, of which the largest becomes the type's
+	 * largest; all lanes have it. */
+	METHOD float found_factor(const NewRow &row, i32 from, i32 end) const
 	{
 		float most = 0.0f, of_type = (float)type_most();
 
-		if (!a.computes_descale)
-			return d.data ? *factor_at(d, p, head) : 1.0f;
-		for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE) {
+		for (i32 dim = from + lane_id(); dim < end; dim += FMHA_WAVE) {
 			float x = rounded(row, dim);
 
 			x = x < 0.0f ? -x : x;
@@ -164,13 +162,49 @@ template <class C> struct Append {
 		UNROLL
 		for (i32 mask = 1; mask < FMHA_WAVE; mask *= 2)
 			most = larger(most, shuffle_xor(most, mask));
-		most = most > 0.0f && most < bits_to_float(0x7f800000u)
+		return most > 0.0f && most < bits_to_float(0x7f800000u)
 			       ? larger((float)((double)most / of_type),
 					bits_to_float((127u - 100u) << 23))
 			       : 1.0f;
+	}
+
+	/* What a row is divided by. */
+	METHOD float factor_of(const NewRow &row, const abi_descale &d, const NewPlace &p, i32 head,
+			       i32 hdim) const
+	{
+		float factor;
+
+		if (!a.computes_descale)
+			return d.data ? *factor_at(d, p, head) : 1.0f;
+		factor = found_factor(row, 0, hdim);
 		if (lane_id() == 0)
-			*factor_at(d, p, head) = most;
-		return most;
+			*factor_at(d, p, head) = factor;
+		return factor;
+	}
+
+	/* By doubles, whose quotient rounded to float is the floats' own, whatever division a
+	 * compiler takes for those. */
+	METHOD Storage code(const NewRow &row, i32 dim, float factor) const
+	{
+		return code_of<Element>((float)((double)rounded(row, dim) / (double)factor));
+	}
+
+	/* A key as a latent of fp8: codes, the factors of blocks of them, and the rest as bf16. */
+	METHOD void write_latent(const NewRow &row, char *key) const
+	{
+		NO_UNROLL
+		for (i32 from = 0; from < ABI_LATENT_CODES; from += ABI_LATENT_BLOCK) {
+			float factor = found_factor(row, from, from + ABI_LATENT_BLOCK);
+
+			if (lane_id() == 0)
+				((float *)(key +
+					   ABI_LATENT_FACTORS))[from / ABI_LATENT_BLOCK] = factor;
+			for (i32 i = lane_id(); i < ABI_LATENT_BLOCK; i += FMHA_WAVE)
+				key[from + i] = (char)code(row, from + i, factor);
+		}
+		for (i32 dim = ABI_LATENT_CODES + lane_id(); dim < a.hdim_q; dim += FMHA_WAVE)
+			((u16 *)(key + ABI_LATENT_REST))[dim - ABI_LATENT_CODES] =
+				BF16::from_float(rounded(row, dim));
 	}
 
 	METHOD static constexpr float type_most()
@@ -180,12 +214,10 @@ template <class C> struct Append {
 		return 1.0f;
 	}
 
-	METHOD void store(const Cache &cache, const NewPlace &p, i32 dim, Storage value) const
+	METHOD Storage *address(const Cache &cache, const NewPlace &p, i32 dim) const
 	{
-		const Storage *to = cache.page_size ? cache.in_page(p.page, p.slot, dim)
-						    : cache.at(p.position, dim);
-
-		*(Storage *)to = value;
+		return (Storage *)(cache.page_size ? cache.in_page(p.page, p.slot, dim)
+						   : cache.at(p.position, dim));
 	}
 
 	/* Row i of k_new or v_new. */
@@ -203,21 +235,19 @@ template <class C> struct Append {
 		if (!place.exists)
 			return;
 		if constexpr (NARROW) {
+			if (a.cache.layout == ABI_KV_LATENT_FP8)
+				return write_latent(row, (char *)address(cache, place, 0));
 			if (divides()) {
 				float factor = factor_of(row, is_v ? a.v_descale : a.k_descale,
 							 place, head, hdim);
 
-				/* By doubles, whose quotient rounded to float is the floats' own,
-				 * whatever division a compiler takes for those. */
 				for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE)
-					store(cache, place, dim,
-					      code_of<Element>((float)((double)rounded(row, dim) /
-								       (double)factor)));
+					*address(cache, place, dim) = code(row, dim, factor);
 				return;
 			}
 		}
 		for (i32 dim = lane_id(); dim < hdim; dim += FMHA_WAVE)
-			store(cache, place, dim, stored<Element>(row, dim));
+			*address(cache, place, dim) = stored<Element>(row, dim);
 	}
 
 	template <class E> METHOD void write_query_as(const NewRow &row, i64 to) const

@@ -579,6 +579,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.mask_data = traits->mask_data;
 	f.shares = traits->shares;
 	f.chosen = traits->chosen;
+	f.latent_fp8 = traits->latent_fp8;
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }

@@ -66,7 +66,9 @@
 	  : HAS(MASK_BITS)    ? 2                                                                  \
 			      : 0)                                                                    \
 	X(shares, SHARES, "shares", FLAG, TRAITS_IN(FWD_SPLITKV), abi_shares(&args->fwd))          \
-	X(chosen, CHOSEN, "chosen", FLAG, TRAITS_FORWARD, p->topk > 0)
+	X(chosen, CHOSEN, "chosen", FLAG, TRAITS_FORWARD, p->topk > 0)                             \
+	X(latent_fp8, LATENT_FP8, "latent", FLAG, TRAITS_FORWARD,                                  \
+	  p->kv_layout == FMHA_KV_LATENT_FP8)
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what
