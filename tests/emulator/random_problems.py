@@ -47,6 +47,21 @@ def draw_cache(rng, o, maybe):
         o.pop("lowest", None)  # the LSE of a part has nothing of how many keys it saw
 
 
+def draw_latents(rng, o, maybe):
+    """Values within keys, keys that each row chooses: what neither goes with is left out."""
+    if o["dtype"] != abi.E4M3 and maybe(.12):
+        o |= dict(dq=576, dv=512, hk=1, hq=int(rng.choice([1, 3, 8, 16, 20])), v_in_k=True, sq=min(o["sq"], 20), sk=min(o["sk"], 200))
+        for name in ("bias", "turned", "bias_broadcast", "lowest", "alibi", "dropout", "randval", "data", "data_broadcast", "group", "used_q",
+                     "min_sq", "lens_k"):
+            o.pop(name, None)
+    if "group" in o or not maybe(.12):
+        return
+    for name in ("mask", "left", "right", "sinks", "bias", "turned", "bias_broadcast", "lowest", "alibi", "dropout", "randval", "data",
+                 "data_broadcast", "descale"):
+        o.pop(name, None)
+    o["sq"], o["topk"] = min(o["sq"], 20), int(rng.choice([1, 16, 33, 64, 100]))
+
+
 def draw_problem(rng, arch):
     """Options of a Forward or a Backward."""
     def maybe(p):
@@ -97,7 +112,16 @@ def draw_problem(rng, arch):
         return o | dict(dbias="bias" in o and maybe(.7), dsink="sink" in o, acc=int(rng.integers(1, 6)) if maybe(.25) else 0)
     o |= dict(descale=["signed", "block", True, True][rng.integers(4)]) if wide and maybe(.7) else {}
     o |= dict(o_dtype=int(rng.integers(3))) if wide else {}
+    draw_latents(rng, o, maybe)
     draw_cache(rng, o, maybe)
+    if "topk" in o:
+        o.pop("leftpad", None)
+        o["slots"] = "page" in o and maybe(.5)
+        if o["slots"]:
+            o["table"] = "block"
+        if o.get("splits"):
+            o["split_size"] = max(o["topk"] // 3, 1)
+            o["splits"] = -(-o["topk"] // o["split_size"])
     if not o.get("group") and not o.get("sinks") and o.get("left", -1) >= 0:  # NaN left of every window, and in padding
         pads, ends = o.get("leftpad") or [0] * batch, o.get("lens_k") or [o["sk"]] * batch
         anchors = [(end - pad - o["sq"]) * (o["mask"] == abi.MASK_BOTTOM_RIGHT) for pad, end in zip(pads, ends)]
@@ -148,7 +172,8 @@ class Sequence:
             table = ints(c.kv_page_indices, c.n_page_indices)[pages[b]:pages[b + 1]]
             end = (len(table) - 1) * c.page_size + ints(c.kv_last_page_len, s.batch)[b] if table else 0
         elif paged:
-            table = ints(c.block_table + 4 * b * c.block_table_stride, c.max_blocks)
+            # By slots there is none, and nobody asks.
+            table = ints(c.block_table + 4 * b * c.block_table_stride, c.max_blocks) if c.block_table else [0] * (end + 1)
         if s.seqlen_k:
             end = ints(s.seqlen_k, s.batch)[b]
         self.pad = min(ints(s.leftpad_k, s.batch)[b], end) if s.leftpad_k else 0
@@ -240,11 +265,15 @@ class Oracle:
 
     def scores(self, s, h, g):
         """Q, K and V; scores, -inf where nobody sees; the soft cap's derivative; by how much scores may be off."""
-        a = self.a
-        q, k = self.q[s.rows][:, h] * self.factor("q", s, h, s.n_q), self.k[s.keys][:, g] * self.factor("k", s, g, s.n_k)
-        seen = s.sees(a.band) & s.in_mask(a.mask_data, h)
+        a, keys, times = self.a, s.keys, 1.0
+        if not self.backward and a.chosen.data:
+            times, keys = self.chosen(s)
+            seen = times > 0
+        else:
+            seen = s.sees(a.band) & s.in_mask(a.mask_data, h)
+        q, k = self.q[s.rows][:, h] * self.factor("q", s, h, s.n_q), self.k[keys][:, g] * self.factor("k", s, g, s.n_k)
         used = seen.any(0)[:, None]
-        k, v = np.where(used, k, 0), np.where(used, self.v[s.keys][:, g], 0) * self.factor("v", s, g, s.n_k)
+        k, v = np.where(used, k, 0), np.where(used, self.v[keys][:, g], 0) * self.factor("v", s, g, s.n_k)
         x, size, slope = a.scale * (q @ k.T), abs(a.scale) * (np.abs(q) @ np.abs(k).T), 1.0
         if a.logits_soft_cap:
             t = np.tanh(x / a.logits_soft_cap)
@@ -255,8 +284,18 @@ class Oracle:
             i, j = np.arange(s.n_q)[:, None], np.arange(s.n_k)[None, :]
             m = look(a.alibi_slopes + 4 * (s.number * a.alibi_stride_batch + h), np.float32, (), ())
             x = x - float(m) * np.abs(i + s.n_k - s.n_q - j)
-        x, counts = np.where(seen, x, -np.inf), seen & (np.abs(x) < HUGE)
+        x, counts = np.where(seen, x + np.log(np.maximum(times, 1)), -np.inf), seen & (np.abs(x) < HUGE)
         return q, k, v, x, slope, 2.0 ** -20 * (1 + np.where(counts, size + np.abs(x), 0).max(1, initial=0))[:, None]
+
+    def chosen(self, s):
+        """How often each row has chosen each key; where the keys are."""
+        a, c = self.a, self.a.chosen
+        keys = tuple(n.reshape(-1) for n in np.indices(self.k_shape)) if c.are_slots else s.keys
+        entries = look(c.data, np.int32, (*self.q_shape, c.n), (c.stride_batch, c.stride_seq, c.stride_entry))[s.rows]
+        times = np.zeros((s.n_q, len(keys[0])))
+        for i, row in enumerate(entries):
+            np.add.at(times[i], row[(row >= 0) & (row < len(keys[0]))], 1)
+        return times, keys
 
     def keep(self, s, h):
         """By what weights are multiplied."""

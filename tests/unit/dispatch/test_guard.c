@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../share.h"
 #include "bend.h"
 #include "guard_memory.h"
 
@@ -28,7 +29,7 @@
 static struct guard_memory memory;
 static struct runner current;
 static unsigned first_seed = 1;
-static unsigned long n_problems = DEFAULT_PROBLEMS;
+static unsigned long n_problems;
 
 struct counts {
 	unsigned long accepted, planned, refused, ran, level[CPU_N_LEVELS];
@@ -225,8 +226,7 @@ int main(int argc, char **argv)
 	};
 	const char *problems = getenv("FMHA_GUARD_PROBLEMS");
 
-	if (problems)
-		n_problems = strtoul(problems, NULL, 10);
+	n_problems = problems ? strtoul(problems, NULL, 10) : share_of(DEFAULT_PROBLEMS);
 	if (argc > 1) {
 		first_seed = (unsigned)strtoul(argv[1], NULL, 10);
 		n_problems = argc > 2 ? strtoul(argv[2], NULL, 10) : 1;

@@ -16,6 +16,7 @@
 #include <kernels/reference.h>
 #include <kernels/view.h>
 
+#include "../share.h"
 #include "backward_case.h"
 #include "launch.h"
 
@@ -658,7 +659,7 @@ static void same_bits_every_time(void **state)
 static void masks_as_data(void **state)
 {
 	const char *cases = getenv("FMHA_MASK_CASES");
-	uint64_t n = cases ? strtoull(cases, NULL, 0) : 60;
+	uint64_t n = cases ? strtoull(cases, NULL, 0) : share_of(60);
 
 	(void)state;
 	for (uint64_t seed = 1000; seed < 1000 + n; seed++) {
@@ -720,7 +721,7 @@ static void a_racing_owner_spoils_its_own(void **state)
 static void random_problems(void **state)
 {
 	const char *only = getenv("FMHA_TEST_SEED");
-	uint64_t first = only ? strtoull(only, NULL, 0) : 1, n = only ? 1 : 60;
+	uint64_t first = only ? strtoull(only, NULL, 0) : 1, n = only ? 1 : share_of(60);
 
 	(void)state;
 	for (uint64_t seed = first; seed < first + n; seed++) {

@@ -17,6 +17,7 @@
 #include <kernels/reference.h>
 #include <kernels/view.h>
 
+#include "../share.h"
 #include "forward_case.h"
 #include "launch.h"
 
@@ -88,7 +89,7 @@ static void values_within_keys(void **state)
 	int failures = 0, n_latent = 0;
 
 	(void)state;
-	for (uint64_t seed = 1; seed <= 150; seed++) {
+	for (uint64_t seed = 1; seed <= share_of(150); seed++) {
 		struct random r = {seed};
 		struct forward_options o = shared_options(&r);
 		struct forward_case c;
@@ -99,7 +100,7 @@ static void values_within_keys(void **state)
 		forward_case_deinit(&c);
 	}
 	assert_int_equal(failures, 0);
-	assert_true(n_latent > 50);
+	assert_true((uint64_t)n_latent > share_of(50));
 }
 
 /* Numbers in all of a latent that a sequence has; 0xff, which is NaN everywhere, in the others. */
@@ -165,7 +166,7 @@ static void latents_of_fp8(void **state)
 	int failures = 0, n_latent = 0;
 
 	(void)state;
-	for (uint64_t seed = 1; seed <= 60; seed++) {
+	for (uint64_t seed = 1; seed <= share_of(60); seed++) {
 		struct random r = {seed};
 		struct forward_options o = latent_options(&r);
 		struct forward_case c;
@@ -179,7 +180,7 @@ static void latents_of_fp8(void **state)
 		forward_case_deinit(&c);
 	}
 	assert_int_equal(failures, 0);
-	assert_true(n_latent >= 60);
+	assert_true((uint64_t)n_latent >= share_of(60));
 }
 
 /* A key of any sequence, as a slot. */
@@ -231,7 +232,7 @@ static void chosen_keys(void **state)
 	int failures = 0, n_latent = 0;
 
 	(void)state;
-	for (uint64_t seed = 1; seed <= 150; seed++) {
+	for (uint64_t seed = 1; seed <= share_of(150); seed++) {
 		struct random r = {seed};
 		bool fp8 = random_chance(&r, 3);
 		struct forward_options o = fp8 ? latent_options(&r) : shared_options(&r);
@@ -259,7 +260,7 @@ static void chosen_keys(void **state)
 		forward_case_deinit(&c);
 	}
 	assert_int_equal(failures, 0);
-	assert_true(n_latent >= 150);
+	assert_true((uint64_t)n_latent >= share_of(150));
 }
 
 int main(void)

@@ -19,6 +19,7 @@
 #include <kernels/reference.h>
 #include <kernels/view.h>
 
+#include "../share.h"
 #include "forward_case.h"
 #include "launch.h"
 
@@ -163,7 +164,7 @@ static void powers_of_two_change_no_bit(void **state)
 	int failures = 0;
 
 	(void)state;
-	for (uint64_t seed = 1; seed <= 120; seed++) {
+	for (uint64_t seed = 1; seed <= share_of(120); seed++) {
 		struct random r = {seed};
 		struct forward_options o;
 		struct forward_case c;
