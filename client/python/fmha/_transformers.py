@@ -73,6 +73,13 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
               is_causal=None, s_aux=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None,
               max_length_k=None, **options):
     """query [batch, heads, rows, hdim], key, value [batch, kv heads, keys, hdim] -> ([batch, rows, heads, hdim], None)."""
+    if isinstance(cu_seq_lens_k, dict) and hasattr(options.get("cache"), "update"):
+        # Continuous batching of 5.18 to 5.23 leaves its cache to the attention, and lengths to each layer's kind. What there is of
+        # a mask knows the new rows only.
+        attention_mask = None
+        options |= dict(cu_seq_lens_k=cu_seq_lens_k, max_length_k=max_length_k)
+        key, value = options.pop("cache").update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
+        cu_seq_lens_k, max_length_k = options.pop("cu_seq_lens_k"), options.pop("max_length_k")
     _refuse(module, options, cu_seq_lens_q is not None and attention_mask is None)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     said = dict(scale=scaling, softcap=softcap or 0.0, dropout_p=dropout, sink=s_aux.float() if s_aux is not None else None)

@@ -210,11 +210,13 @@ LATER = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
 
 
 def packed(function, positions, segments):
-    """What transformers makes of @function for packed sequences: one function of its own before 5.24, two since."""
+    """What transformers makes of @function for packed sequences: one function of its own before 5.24, two since; older ones leave
+    positions as they are."""
     if hasattr(masking_utils, "packed_sequence_compatibility_function"):
         return masking_utils.packed_sequence_compatibility_function(function, positions, segments)
-    remapped = masking_utils.remap_positions_for_packed_sequence(function, positions)
-    return masking_utils.and_masks(remapped, masking_utils.packed_sequence_mask_function(segments))
+    if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+        function = masking_utils.remap_positions_for_packed_sequence(function, positions)
+    return masking_utils.and_masks(function, masking_utils.packed_sequence_mask_function(segments))
 
 
 FUNCTIONS = {
