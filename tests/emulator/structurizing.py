@@ -170,6 +170,8 @@ def carried(text):
             if len(set(block.after)) != 1 or len(set(block.before)) == 1:  # alone behind its branch it is an else
                 continue
             to = block.after[0]
+            if len({x for x in blocks[to].before if to in forward[x]}) == 1:  # a loop's head, which no other path comes to
+                continue
             free = {value for value in blocks[to].phis[name] if value in block.values and block.values[value].word in FREE}
             for branch, other in halves(blocks, forward, name) if free else ():
                 there = above[name] & above[other]
