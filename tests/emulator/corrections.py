@@ -248,13 +248,16 @@ def correct_buffers(emu):
 
 
 def correct_hints(emu):
-    """RDNA3's s_setprio cannot be made into a program; it has no result."""
-    others = emu._INST_HANDLERS[emu.ir3.SOPP]
+    """RDNA3's s_setprio, and v_nop, cannot be made into programs; they have no result."""
+    names = ("S_SETPRIO", "V_NOP", "V_NOP_E32")
 
-    def handle(inst, ctx):
-        return emu.UOp.sink(*ctx.inc_pc()) if emu._op_name(inst) == "S_SETPRIO" else others(inst, ctx)
+    def without_result(others):
+        def handle(inst, ctx):
+            return emu.UOp.sink(*ctx.inc_pc()) if emu._op_name(inst) in names else others(inst, ctx)
+        return handle
 
-    emu._INST_HANDLERS[emu.ir3.SOPP] = handle
+    for kind in (emu.ir3.SOPP, emu.irc.VOP1, emu.ir3.VOP1, emu.ir4.VOP1):
+        emu._INST_HANDLERS[kind] = without_result(emu._INST_HANDLERS[kind])
 
 
 def correct_caches(emu):

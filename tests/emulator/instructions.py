@@ -416,6 +416,16 @@ def sum_with_a_byte_and_its_carry(words, wave):
     return np.concatenate([total & 0xffffffff, (y + (total >> np.uint64(32))) & 0xffffffff]).astype(np.uint32)
 
 
+@test(ALL, """
+	int l = __builtin_amdgcn_workitem_id_x();
+	u32 x = args.in[l];
+	asm volatile("v_nop" : "+v"(x));
+	args.out[l] = x + 1;
+""")
+def no_operation(words, wave):
+    return words[:wave] + np.uint32(1)
+
+
 class Eight:
     """An 8-bit float by its definition: values of all its bits, and bits of the nearest value."""
 

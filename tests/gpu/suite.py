@@ -573,6 +573,11 @@ def masks_as_data():
     d = dict(dtype=abi.BF16, dq=256, dv=256, hq=2, hk=1, sq=20, sk=40)  # dK and dV have a block each
     yield Case("backward", **d, data=3)
     yield Case("backward", **d | dict(dtype=abi.F16, sq=37, sk=70), data="bits", mask=BR, right=0)
+    d = dict(dtype=abi.BF16, dq=512, dv=512, hq=2, hk=1, sq=37, sk=53)
+    for kind in ("forward", "backward"):
+        yield Case(kind, **d, data=3)
+        yield Case(kind, **d, data="bits", mask=BR, right=0)
+        yield Case(kind, **d | dict(dtype=abi.F16, dq=320, dv=320, batch=2), data=5, data_broadcast="h", cap=4.0)
 
 
 def narrow():

@@ -481,14 +481,6 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 		return "head dims are multiples of 32 up to 576, of 64 above 256";
 	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA)
 		return "general loops alone have heads above 256";
-	/* On the emulator of gfx1201 intervals made dK and dV wrong; gfx942 was right. */
-	if (lds_is_parted(cut_of(arch, t)) && traits->mask_data)
-		return "masks that are data go with heads up to 256";
-	/* The same with heads of 64, and on gfx950: what the clang that knows these archs makes of
-	 * it, or the emulator of that. */
-	if (family == ABI_BWD_DQ_DK_DV && traits->mask_data == 1 &&
-	    (arch->core == GPU_CORE_WMMA12 || strcmp(arch->name, "gfx950") == 0))
-		return "gradients under intervals were found wrong on this arch: bits are right";
 	if (t->waves_m <= 0 || t->waves_n <= 0 || t->waves_m > 16 || t->waves_n > 16 ||
 	    t->waves_m * t->waves_n * arch->wave > 1024)
 		return "too many waves, or none";
