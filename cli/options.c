@@ -184,6 +184,16 @@ static void options_print_text(const char *text, FILE *out)
 	}
 }
 
+bool cli_keep_text(const struct cli_text *texts, size_t n, void *to, int id, const char *value)
+{
+	for (size_t i = 0; i < n; i++)
+		if (texts[i].id == id) {
+			*(const char **)((char *)to + texts[i].at) = value;
+			return true;
+		}
+	return false;
+}
+
 void cli_print_help(const struct cli_usage *usage, FILE *out)
 {
 	const char *form = usage->synopsis;

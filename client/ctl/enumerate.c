@@ -3,6 +3,7 @@
 #include "ctl.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,28 +132,22 @@ static int add_file(const char *option, const char *files[MAX_FILES], int *n, co
 
 static int take_option(struct request *request, int id, const char *value)
 {
+	static const struct cli_text texts[] = {
+		{OPT_ARCH, offsetof(struct request, space.arch)},
+		{OPT_RULES, offsetof(struct request, space.rules)},
+		{OPT_VARIANT, offsetof(struct request, space.variant)},
+		{OPT_CONFIG, offsetof(struct request, space.config)},
+		{OPT_RECEIPT, offsetof(struct request, receipt_text)},
+		{OPT_PROFILE, offsetof(struct request, profile_name)},
+		{OPT_FILTER, offsetof(struct request, filter_text)},
+		{OPT_OUT, offsetof(struct request, out_path)},
+	};
 	int number = 0;
 	int r = 0;
 
+	if (cli_keep_text(texts, sizeof(texts) / sizeof(texts[0]), request, id, value))
+		return 0;
 	switch (id) {
-	case OPT_ARCH:
-		request->space.arch = value;
-		break;
-	case OPT_RULES:
-		request->space.rules = value;
-		break;
-	case OPT_VARIANT:
-		request->space.variant = value;
-		break;
-	case OPT_CONFIG:
-		request->space.config = value;
-		break;
-	case OPT_RECEIPT:
-		request->receipt_text = value;
-		break;
-	case OPT_PROFILE:
-		request->profile_name = value;
-		break;
 	case OPT_MODE:
 		r = parse_word("--mode", value, (const char *const[]){"rules", "exhaustive", NULL},
 			       &number);
@@ -160,9 +155,6 @@ static int take_option(struct request *request, int id, const char *value)
 		break;
 	case OPT_HDIMS:
 		r = parse_head_dims(request, value);
-		break;
-	case OPT_FILTER:
-		request->filter_text = value;
 		break;
 	case OPT_FILTER_FILE:
 		r = add_file("--filter-file", request->filter_files, &request->n_filter_files,
@@ -181,9 +173,6 @@ static int take_option(struct request *request, int id, const char *value)
 		break;
 	case CTL_OPT_JSON:
 		request->format = FORMAT_JSON;
-		break;
-	case OPT_OUT:
-		request->out_path = value;
 		break;
 	default: /* cli_next() has said what is wrong */
 		r = CTL_USAGE;

@@ -5,6 +5,7 @@
  */
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,20 +77,26 @@ static int usage(const char *fmt, const char *value)
 
 static int build_parse(struct build *build, int argc, char **argv)
 {
+	static const struct cli_text texts[] = {
+		{BUILD_ARCH, offsetof(struct build, arch)},
+		{BUILD_PROFILE, offsetof(struct build, profile)},
+		{BUILD_FILTER, offsetof(struct build, filter)},
+		{BUILD_CACHE, offsetof(struct build, cache)},
+		{BUILD_COMPILER, offsetof(struct build, compiler)},
+		{BUILD_CLANG, offsetof(struct build, config.clang)},
+		{BUILD_LINKER, offsetof(struct build, config.linker)},
+		{BUILD_SOURCES, offsetof(struct build, config.source_dir)},
+		{BUILD_HELPER, offsetof(struct build, config.helper)},
+		{BUILD_LIBRARY_PATH, offsetof(struct build, config.library_path)},
+		{BUILD_PACK, offsetof(struct build, pack)},
+	};
 	char *end;
 	int id;
 
 	while ((id = cli_next(&build_usage, argc, argv)) != -1) {
+		if (cli_keep_text(texts, sizeof(texts) / sizeof(texts[0]), build, id, optarg))
+			continue;
 		switch (id) {
-		case BUILD_ARCH:
-			build->arch = optarg;
-			break;
-		case BUILD_PROFILE:
-			build->profile = optarg;
-			break;
-		case BUILD_FILTER:
-			build->filter = optarg;
-			break;
 		case BUILD_FILTER_FILE:
 			if (build->n_filter_files == MAX_FILTERS - 1)
 				return usage("--filter-file %s: too many of them", optarg);
@@ -109,30 +116,6 @@ static int build_parse(struct build *build, int argc, char **argv)
 			build->jobs = (int)strtol(optarg, &end, 10);
 			if (*end || build->jobs < 1 || build->jobs > 256)
 				return usage("--jobs %s: a number from 1 to 256", optarg);
-			break;
-		case BUILD_CACHE:
-			build->cache = optarg;
-			break;
-		case BUILD_COMPILER:
-			build->compiler = optarg;
-			break;
-		case BUILD_CLANG:
-			build->config.clang = optarg;
-			break;
-		case BUILD_LINKER:
-			build->config.linker = optarg;
-			break;
-		case BUILD_SOURCES:
-			build->config.source_dir = optarg;
-			break;
-		case BUILD_HELPER:
-			build->config.helper = optarg;
-			break;
-		case BUILD_LIBRARY_PATH:
-			build->config.library_path = optarg;
-			break;
-		case BUILD_PACK:
-			build->pack = optarg;
 			break;
 		case BUILD_LIST:
 			build->list = 1;

@@ -752,26 +752,4 @@ static void decode_run(const void *args, int phase, int64_t task, int n_threads,
 	subnormals_restore(mode);
 }
 
-#define DECODE_KERNEL(family_, dtype_)                                                             \
-	{                                                                                          \
-		.family = family_, .dtype = dtype_, .level = CPU_LEVEL, .pipeline = "cpu_decode",  \
-		.accepts = decode_accepts, .workspace_bytes = decode_workspace_bytes,              \
-		.scratch_bytes = decode_scratch_bytes, .n_phases = 2, .n_tasks = decode_n_tasks,   \
-		.run = decode_run,                                                                 \
-	}
-#define DECODE_FAMILIES(dtype)                                                                     \
-	DECODE_KERNEL(ABI_FWD, dtype), DECODE_KERNEL(ABI_FWD_SPLITKV, dtype),                      \
-		DECODE_KERNEL(ABI_FWD_PAGEDKV, dtype), DECODE_KERNEL(ABI_BATCH_PREFILL, dtype)
-
-extern const struct cpu_kernel CPU_NAME(cpu_decode_kernels)[];
-extern const size_t CPU_NAME(cpu_decode_n_kernels);
-
-const struct cpu_kernel CPU_NAME(cpu_decode_kernels)[] = {
-	DECODE_FAMILIES(ABI_BF16),
-#ifndef __AVX512BF16__ /* above, flash.c has bf16 alone, and this must come before it */
-	DECODE_FAMILIES(ABI_F32),  DECODE_FAMILIES(ABI_F16),
-	DECODE_FAMILIES(ABI_E4M3), DECODE_FAMILIES(ABI_E5M2),
-#endif
-};
-const size_t CPU_NAME(cpu_decode_n_kernels) = sizeof(CPU_NAME(cpu_decode_kernels)) /
-					      sizeof(CPU_NAME(cpu_decode_kernels)[0]);
+CPU_CHUNKED_KERNELS(decode)

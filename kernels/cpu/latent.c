@@ -563,26 +563,4 @@ static void latent_run(const void *args, int phase, int64_t task, int n_threads,
 	subnormals_restore(mode);
 }
 
-#define LATENT_KERNEL(family_, dtype_)                                                             \
-	{                                                                                          \
-		.family = family_, .dtype = dtype_, .level = CPU_LEVEL, .pipeline = "cpu_latent",  \
-		.accepts = latent_accepts, .workspace_bytes = latent_workspace_bytes,              \
-		.scratch_bytes = latent_scratch_bytes, .n_phases = 2, .n_tasks = latent_n_tasks,   \
-		.run = latent_run,                                                                 \
-	}
-#define LATENT_FAMILIES(dtype)                                                                     \
-	LATENT_KERNEL(ABI_FWD, dtype), LATENT_KERNEL(ABI_FWD_SPLITKV, dtype),                      \
-		LATENT_KERNEL(ABI_FWD_PAGEDKV, dtype), LATENT_KERNEL(ABI_BATCH_PREFILL, dtype)
-
-extern const struct cpu_kernel CPU_NAME(cpu_latent_kernels)[];
-extern const size_t CPU_NAME(cpu_latent_n_kernels);
-
-const struct cpu_kernel CPU_NAME(cpu_latent_kernels)[] = {
-	LATENT_FAMILIES(ABI_BF16),
-#ifndef __AVX512BF16__ /* above, flash.c has bf16 alone, and this must come before it */
-	LATENT_FAMILIES(ABI_F32),  LATENT_FAMILIES(ABI_F16),
-	LATENT_FAMILIES(ABI_E4M3), LATENT_FAMILIES(ABI_E5M2),
-#endif
-};
-const size_t CPU_NAME(cpu_latent_n_kernels) = sizeof(CPU_NAME(cpu_latent_kernels)) /
-					      sizeof(CPU_NAME(cpu_latent_kernels)[0]);
+CPU_CHUNKED_KERNELS(latent)

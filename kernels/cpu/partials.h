@@ -53,4 +53,36 @@ static inline struct row_state merge_chunks(struct partials first, int64_t chunk
 	return state;
 }
 
+/*
+ * The table of a loop whose tasks are chunks, and then merges of what those left: @name's functions, for every
+ * family of forward and every type of the level. Above AVX512-BF16's, flash.c has bf16 alone, and these come
+ * before it.
+ */
+#define CPU_CHUNKED_KERNEL(name, family_, dtype_)                                                  \
+	{                                                                                          \
+		.family = family_, .dtype = dtype_, .level = CPU_LEVEL, .pipeline = "cpu_" #name,  \
+		.accepts = name##_accepts, .workspace_bytes = name##_workspace_bytes,              \
+		.scratch_bytes = name##_scratch_bytes, .n_phases = 2, .n_tasks = name##_n_tasks,   \
+		.run = name##_run,                                                                 \
+	}
+#define CPU_CHUNKED_FAMILIES(name, dtype)                                                          \
+	CPU_CHUNKED_KERNEL(name, ABI_FWD, dtype),                                                  \
+		CPU_CHUNKED_KERNEL(name, ABI_FWD_SPLITKV, dtype),                                  \
+		CPU_CHUNKED_KERNEL(name, ABI_FWD_PAGEDKV, dtype),                                  \
+		CPU_CHUNKED_KERNEL(name, ABI_BATCH_PREFILL, dtype)
+#ifdef __AVX512BF16__
+#define CPU_CHUNKED_TYPES(name) CPU_CHUNKED_FAMILIES(name, ABI_BF16)
+#else
+#define CPU_CHUNKED_TYPES(name)                                                                    \
+	CPU_CHUNKED_FAMILIES(name, ABI_BF16), CPU_CHUNKED_FAMILIES(name, ABI_F32),                 \
+		CPU_CHUNKED_FAMILIES(name, ABI_F16), CPU_CHUNKED_FAMILIES(name, ABI_E4M3),         \
+		CPU_CHUNKED_FAMILIES(name, ABI_E5M2)
+#endif
+#define CPU_CHUNKED_KERNELS(name)                                                                  \
+	extern const struct cpu_kernel CPU_NAME(cpu_##name##_kernels)[];                           \
+	extern const size_t CPU_NAME(cpu_##name##_n_kernels);                                      \
+	const struct cpu_kernel CPU_NAME(cpu_##name##_kernels)[] = {CPU_CHUNKED_TYPES(name)};      \
+	const size_t CPU_NAME(cpu_##name##_n_kernels) = sizeof(CPU_NAME(cpu_##name##_kernels)) /   \
+							sizeof(CPU_NAME(cpu_##name##_kernels)[0]);
+
 #endif

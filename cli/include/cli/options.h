@@ -7,6 +7,7 @@
 #define CLI_OPTIONS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <unistd.h> /* optarg, optind */
 
@@ -52,6 +53,14 @@ struct cli_program {
  * from --help and --version, which end the process.
  */
 int cli_next(const struct cli_usage *usage, int argc, char **argv);
+
+/* An option whose value is kept as it is: the const char * at @at of a struct of the caller's. */
+struct cli_text {
+	int id;
+	size_t at;
+};
+/* Return: whether option @id is one of @texts; then @value is kept in @to. */
+bool cli_keep_text(const struct cli_text *texts, size_t n, void *to, int id, const char *value);
 
 void cli_print_help(const struct cli_usage *usage, FILE *out);
 /* Breaks lines at 90 columns, the first of them being at @column already. */
