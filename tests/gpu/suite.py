@@ -285,6 +285,7 @@ def chosen_keys():
     yield Case("forward", **d, hq=8, sq=3, sk=90, page=16, lens_k=[90], topk=70, slots=True)
     yield Case("forward", **d | dict(dtype=abi.F16), hq=24, sq=4, sk=90, topk=33, splits=2, split_size=16, sink=True)
     yield Case("forward", **d, hq=3, group=[(5, 40), (1, 33), (0, 9), (4, 5)], topk=20, strided=True)
+    yield Case("forward", **d, hq=3, sq=2, sk=40, batch=2, lens_k=[0, 40], topk=20)
     yield Case("forward", **d, kv_dtype=abi.E4M3, hq=16, sq=2, sk=70, batch=2, page=64, lens_k=[33, 70], descale="slot", topk=30)
     yield Case("forward", dtype=abi.BF16, dq=128, dv=64, hq=6, hk=2, sq=5, sk=150, topk=64, poison=(20, 60))
     yield Case("forward", dtype=abi.F16, dq=40, dv=40, hq=4, hk=4, sq=3, sk=50, page=16, lens_k=[50], topk=20, layout=1)

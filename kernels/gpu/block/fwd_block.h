@@ -58,7 +58,8 @@ template <class C> struct ForwardBlock {
 		tile_row = row * q_per_k + tile % tiles * C::TILE_M;
 		n_rows = min_of(n_rows, (row + 1) * q_per_k);
 		n_stored = seq.n_k;
-		seq.n_k = a.chosen.n;
+		/* Of no keys none are looked at: there may be no memory behind them. */
+		seq.n_k = (a.chosen.are_slots ? a.cache.n_pages : n_stored) > 0 ? a.chosen.n : 0;
 	}
 
 	/* PACK: at a tile of rows, for whoever has found that himself. */
