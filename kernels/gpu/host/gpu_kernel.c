@@ -208,7 +208,7 @@ struct features {
 #undef FEATURE
 };
 
-/* Those that are traits: the family's. */
+/* Those that are traits and variants: the family's. */
 static struct features features_of(enum abi_family family, const struct traits *traits)
 {
 	struct features f = {0};
@@ -216,6 +216,7 @@ static struct features features_of(enum abi_family family, const struct traits *
 #define TRAIT(name, NAME, word, kind, families, asked)                                             \
 	f.name = (families) >> family & 1 ? traits->name : 0;
 	FMHA_TRAITS(TRAIT)
+	FMHA_VARIANTS(TRAIT)
 #undef TRAIT
 	return f;
 }
@@ -568,10 +569,6 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
 	f.parked = t->pipeline != GPU_DECODE && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
-	f.mask_data = traits->mask_data;
-	f.shares = traits->shares;
-	f.chosen = traits->chosen;
-	f.latent_fp8 = traits->latent_fp8;
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
@@ -593,8 +590,8 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k);
 	if (why)
 		return why;
+	f.tails = f.dbias_sum = 0; /* its code is the same with and without */
 	f.logits = traits->bias || traits->softcap || traits->any_scale;
-	f.mask_data = traits->mask_data;
 	add_features(k, f);
 	return finish_kernel(arch, k,
 			     lds_bwd_wgmma(cut_of(arch, t)) +
@@ -634,9 +631,7 @@ static const char *make_backward(const struct gpu_arch *arch, const struct trait
 	f.logits = traits->bias || traits->softcap || traits->any_scale;
 	f.buffers = buffers;
 	f.split_dkdv = splits_dkdv(core, t);
-	f.dbias_sum = traits->dbias_sum;
 	f.tails = traits->tails && has_tails(t);
-	f.mask_data = traits->mask_data;
 	add_features(k, f);
 	k->dq_tile_n = rows.tile_n;
 	add_option(k, "-DFMHA_DQ_TILE_M=%d", rows.tile_m);
@@ -657,7 +652,6 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 
 	if (why)
 		return why;
-	f.tails = family == ABI_FWD_SPLITKV_COMBINE && traits->tails;
 	add_features(k, f);
 	return finish_kernel(arch, k,
 			     family == ABI_BWD_DOT_DO_O     ? t->waves_m * 4
