@@ -164,8 +164,8 @@ static void masks_as_data_go_with_every_head(void **state)
 
 			assert_int_equal(make(archs[i], families[n], &traits, &tiles[i][n], &k), 0);
 			for (traits.mask_data = 1; traits.mask_data <= 2; traits.mask_data++) {
-				assert_null(gpu_tile_misfit(arch, families[n], &traits,
-							    &tiles[i][n]));
+				assert_null(
+					gpu_tile_misfit(arch, families[n], &traits, &tiles[i][n]));
 				assert_int_equal(
 					make(archs[i], families[n], &traits, &tiles[i][n], &k), 0);
 			}
