@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measuring kernels, and what is remembered of it: over deaths of the worker and of the daemon, among
 workers of one model, on a disk that is damaged, full or not ours."""
+import contextlib
 import json
 import os
 import pathlib
@@ -111,7 +112,13 @@ def reload_tuning(daemon, **keys):
 
 
 def files(state):
-    return {path.name: path.read_text() for path in state.iterdir() if path.is_file()}
+    """Those that stand there: one that is being written is gone by its first name in a moment."""
+    found = {}
+    for path in state.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                found[path.name] = path.read_text()
+    return found
 
 
 def results_file(state):
