@@ -398,9 +398,9 @@ template <class E, bool PAGED> struct KeyView {
 };
 
 /*
- * Of the keys of a head those that a row of queries has chosen (abi_chosen): row e is the one that entry e
- * names, if there is such a one. Entries are a client's memory: whoever writes them meanwhile gets what some
- * reading said, from within the cache.
+ * Of the keys of a head those that a row of queries has chosen (abi_chosen): row e is the one that
+ * entry e names, if there is such a one. Entries are a client's memory: whoever writes them
+ * meanwhile gets what some reading said, from within the cache.
  */
 template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 	typedef typename E::Storage Storage;
@@ -450,8 +450,8 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 	}
 };
 
-/* Keys that are latents of fp8 (ABI_KV_LATENT_FP8), and values that are their first elements: at(row, 0) is where
- * a key's bytes begin. */
+/* Keys that are latents of fp8 (ABI_KV_LATENT_FP8), and values that are their first elements:
+ * at(row, 0) is where a key's bytes begin. */
 template <class View> struct LatentView : View {
 	typedef typename View::Storage Storage;
 	static const bool CONTIGUOUS = false;

@@ -25,8 +25,8 @@ GRID_FN grid_int grid_ceil(grid_int a, grid_int b)
 	return (a + b - 1) / b;
 }
 
-/* ---- forward: tiles of rows of a head, or of a group's heads side by side; where each row has chosen its
- * keys, of a row's heads ---- */
+/* ---- forward: tiles of rows of a head, or of a group's heads side by side; where each row has
+ * chosen its keys, of a row's heads ---- */
 
 struct grid_forward {
 	grid_int n_tiles, n_splits;

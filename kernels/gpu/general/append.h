@@ -147,8 +147,8 @@ template <class C> struct Append {
 		       head * d.stride_head + (d.block ? i / d.block * d.stride_block : 0);
 	}
 
-	/* What elements from `from` to `end` are divided by, of which the largest becomes the type's
-	 * largest; all lanes have it. */
+	/* What elements from `from` to `end` are divided by, of which the largest becomes the
+	 * type's largest; all lanes have it. */
 	METHOD float found_factor(const NewRow &row, i32 from, i32 end) const
 	{
 		float most = 0.0f, of_type = (float)type_most();

@@ -75,7 +75,8 @@ static int check_everywhere(const struct forward_options *o, uint64_t seed, floa
 /* Masks that are data, of every family, with everything else at random. FMHA_MASK_CASES: how many. */
 static void masks_as_data(void **state)
 {
-	uint64_t seed = env_number("FMHA_TEST_SEED", 5000), n = env_number("FMHA_MASK_CASES", share_of(150));
+	uint64_t seed = env_number("FMHA_TEST_SEED", 5000),
+		 n = env_number("FMHA_MASK_CASES", share_of(150));
 	int failures = 0;
 
 	(void)state;
@@ -137,7 +138,8 @@ static void a_racing_owner_spoils_its_own(void **state)
 
 static void random_problems(void **state)
 {
-	uint64_t seed = env_number("FMHA_TEST_SEED", 1), n = env_number("FMHA_TEST_CASES", share_of(300));
+	uint64_t seed = env_number("FMHA_TEST_SEED", 1),
+		 n = env_number("FMHA_TEST_CASES", share_of(300));
 	int failures = 0;
 
 	(void)state;

@@ -109,8 +109,8 @@ struct gpu_kernel {
 	uint32_t most_x;   /* blocks that a launch takes along x */
 };
 
-/* Return: NULL, or why this tile cannot run with these traits on this arch: the loop is the subject,
- * text that lasts. */
+/* Return: NULL, or why this tile cannot run with these traits on this arch: the loop is the
+ * subject, text that lasts. */
 const char *gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 			    const struct traits *traits, const struct gpu_tile *tile,
 			    struct gpu_kernel *ret_kernel);
