@@ -258,12 +258,34 @@ def check(job):
     return wrong, number, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main():
+QUICK = dict(action="store_true", help="a few kernels, and those with the fewest registers left")
+
+
+def arguments(profiles=False):
+    """A parser for those who look at kernels: which, and how many at once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")
-    parser.add_argument("--quick", action="store_true", help="a few kernels, and those with the fewest registers left")
+    if profiles:
+        parser.add_argument("--profile", help="of what `fmhactl build --list` names; else the emulator's cases")
     parser.add_argument("--match", default="", help="a regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    return parser
+
+
+def tasks(lib, archs, options, quick=False):
+    """{name: (arch, source, compile options)} of the kernels that arguments(profiles=True) named."""
+    found = {}
+    for arch in archs:
+        kernels = of_profile(lib, arch, options.profile, False) if options.profile else wanted(lib, arch, quick)
+        for name, kernel in kernels.items():
+            if re.search(options.match, name):
+                found[name] = (arch, kernel.source.decode(), abi.kernel_options(kernel))
+    return found
+
+
+def main():
+    parser = arguments()
+    parser.add_argument("--quick", **QUICK)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     archs = clangs.known(options.arch or ARCHS, "assembly")

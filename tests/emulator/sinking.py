@@ -8,7 +8,6 @@ The machine code before the pass is compared with that after it. fmhad switches 
 then there is nothing to compare. --careless leaves it on, which says what that is good for. Always, the checker has to
 find the fault in a text that has one.
 """
-import argparse
 import collections
 import concurrent.futures
 import os
@@ -93,24 +92,16 @@ def check(task):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arch", action="append")
-    parser.add_argument("--profile", help="of what `fmhactl build --list` names; else the emulator's cases")
-    parser.add_argument("--match", default="", help="a regular expression")
+    parser = assembly.arguments(profiles=True)
     parser.add_argument("--careless", action="store_true", help="the pass stays on; nothing that is found counts as failed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    archs, lib, tasks = clangs.known(options.arch or assembly.ARCHS, "sinking"), abi.load_library(), {}
+    archs = clangs.known(options.arch or assembly.ARCHS, "sinking")
     if not archs:
         return 77
     if len(moved_past_writes(*WRONG)) != 1 or moved_past_writes(WRONG[0], WRONG[0]):
         print("FAIL the checker does not find the fault")
         return 1
-    for arch in archs:
-        kernels = assembly.of_profile(lib, arch, options.profile, False) if options.profile else assembly.wanted(lib, arch, False)
-        for name, kernel in kernels.items():
-            if re.search(options.match, name):
-                tasks[name] = (arch, kernel.source.decode(), abi.kernel_options(kernel), options.careless)
+    tasks = {name: (*task, options.careless) for name, task in assembly.tasks(abi.load_library(), archs, options).items()}
     wrong = ran = 0
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for name, (said, dumps) in zip(tasks, pool.map(check, tasks.values())):

@@ -9,7 +9,6 @@ does (llvm/llvm-project#183792, mended in 23). Backward under intervals lost the
 Here the code before the pass is searched for such blocks, as PyPI's clang makes it where that is there. What costs nothing
 is LLVM's to say, so the words here are a few too many. Always, the checker has to find the fault in a text that has one.
 """
-import argparse
 import collections
 import concurrent.futures
 import os
@@ -195,27 +194,18 @@ def check(task):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arch", action="append")
-    parser.add_argument("--profile", help="of what `fmhactl build --list` names; else the emulator's cases")
-    parser.add_argument("--match", default="", help="a regular expression")
-    parser.add_argument("--quick", action="store_true", help="a few kernels, and those with the fewest registers left")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser = assembly.arguments(profiles=True)
+    parser.add_argument("--quick", **assembly.QUICK)
     options = parser.parse_args()
     if os.access(clangs.ZIG, os.X_OK):  # for every arch: other compilers bring other blocks before the pass
         os.environ.setdefault("FMHA_CLANG", clangs.zig_as_clang())
-    archs, lib, tasks = clangs.known(options.arch or assembly.ARCHS, "structurizing"), abi.load_library(), {}
+    archs = clangs.known(options.arch or assembly.ARCHS, "structurizing")
     if not archs:
         return 77
     if len(carried(WRONG)) != 1 or any(carried(text) for text in RIGHT):
         print("FAIL the checker does not find the fault, or finds one where there is none")
         return 1
-    for arch in archs:
-        kernels = (assembly.of_profile(lib, arch, options.profile, False) if options.profile
-                   else assembly.wanted(lib, arch, options.quick))
-        for name, kernel in kernels.items():
-            if re.search(options.match, name):
-                tasks[name] = (arch, kernel.source.decode(), abi.kernel_options(kernel))
+    tasks = assembly.tasks(abi.load_library(), archs, options, options.quick)
     wrong = 0
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for name, said in zip(tasks, pool.map(check, tasks.values())):
