@@ -548,6 +548,8 @@ static const char *common_reason(const struct select_report *report)
 		const char *reason = report->candidates[i].reason;
 		size_t n = 0;
 
+		if (most > 0 && strcmp(reason, common) == 0)
+			continue; /* counted: most say one thing, and plans try several families */
 		for (size_t j = i; j < report->n; j++)
 			n += strcmp(report->candidates[j].reason, reason) == 0;
 		if (n > most) {

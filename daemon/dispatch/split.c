@@ -283,10 +283,11 @@ static void split_chosen(const struct fmha_problem *problem, const struct split_
 {
 	struct fmha_problem rows = *problem;
 	struct split_device alone = *device;
+	int64_t n = problem->total_q > 0 ? problem->total_q
+					 : (int64_t)problem->batch * problem->seqlen_q;
 
 	rows.topk = 0;
-	rows.batch = (int32_t)(problem->total_q > 0 ? problem->total_q
-						    : (int64_t)problem->batch * problem->seqlen_q);
+	rows.batch = n < INT32_MAX ? (int32_t)n : INT32_MAX;
 	rows.seqlen_q = 1;
 	rows.seqlen_k = problem->topk;
 	alone.shares = false;
