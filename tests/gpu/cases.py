@@ -91,8 +91,8 @@ class Forward:
     lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
     data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
     bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive. v_in_k: values are the
-    first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; of slots, which no table leads to. latent_fp8: keys are such, of
-    656 bytes, and hold values."""
+    first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; slots: of slots, which no table leads to.
+    latent_fp8: keys are such, of 656 bytes, and hold values."""
 
     OPTIONS = dict(
         dtype=abi.BF16, batch=1, hq=1, hk=1, sq=16, sk=16, dq=32, dv=32, mask=abi.MASK_NONE,
@@ -101,8 +101,7 @@ class Forward:
         split_size=0, scale=None, descale=False, strided=False, lse=True, min_sq=0, randval=False,
         o_dtype=None, seed=1, bias_broadcast=False, turned=False, cache_idx=False,
         poison=None, used_q=None, shift=0, heavy=0.0, ones=False, lowest=0.0, data=0, data_broadcast="", kv_dtype=None, powers=False,
-        one_sign=False, v_in_k=False, topk=0, slots=False,
-        latent_fp8=False)
+        one_sign=False, v_in_k=False, topk=0, slots=False, latent_fp8=False)
 
     def __init__(self, **options):
         unknown = set(options) - set(self.OPTIONS)

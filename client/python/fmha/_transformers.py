@@ -74,8 +74,8 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
               max_length_k=None, **options):
     """query [batch, heads, rows, hdim], key, value [batch, kv heads, keys, hdim] -> ([batch, rows, heads, hdim], None)."""
     if isinstance(cu_seq_lens_k, dict) and hasattr(options.get("cache"), "update"):
-        # Continuous batching of 5.18 to 5.23 leaves its cache to the attention, and lengths to each layer's kind. What there is of
-        # a mask knows the new rows only.
+        # Continuous batching as 5.19 has it leaves its cache to the attention, and lengths to each layer's kind. What there is of a mask
+        # knows the new rows only.
         attention_mask = None
         options |= dict(cu_seq_lens_k=cu_seq_lens_k, max_length_k=max_length_k)
         key, value = options.pop("cache").update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
