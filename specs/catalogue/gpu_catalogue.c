@@ -365,13 +365,15 @@ static const char *misfit(const struct spec_backend_arch *arch, int pipeline,
 			  enum spec_field *ret_field)
 {
 	struct gpu_tile tile = tile_of(pipeline, spec);
+	/* Those of any head dims have the largest of all as both. */
+	int32_t most_v = is_small(spec) ? GPU_MOST_HDIM_Q : GPU_MOST_HDIM_V;
 
 	*ret_field = SPEC_FIELD_hdim_q;
-	if (!gpu_pads_to(spec->signature.hdim_q))
+	if (!gpu_pads_to(spec->signature.hdim_q, GPU_MOST_HDIM_Q))
 		return "not a multiple of 32 up to 256, or of 64 up to 576";
 	*ret_field = SPEC_FIELD_hdim_v;
-	if (!gpu_pads_to(spec->signature.hdim_v))
-		return "not a multiple of 32 up to 256, or of 64 up to 576";
+	if (!gpu_pads_to(spec->signature.hdim_v, most_v))
+		return "not a multiple of 32 up to 256, or of 64 up to 512";
 	*ret_field = SPEC_FIELD_tile_m0;
 	return gpu_tile_misfit(gpu_arch_of(arch), (enum abi_family)traits->op, traits, &tile);
 }

@@ -25,13 +25,13 @@ template <class C> struct ForwardBlock {
 	i32 tile_row; /* of the block, in (packed) rows */
 	i32 n_rows;   /* (packed) rows of the sequence */
 	i32 head, head_k, q_per_k, split; /* q_per_k: heads that share keys */
-	i32 n_stored; /* CHOSEN: keys of the sequence; seq has as many as a row chooses */
 
 	METHOD ForwardBlock(const abi_fwd_args &args) : a(args) {}
 
 	METHOD void locate(i32 x, i32 y, i32 z)
 	{
-		const struct grid_forward grid = grid_forward_of(&a, C::PACK, C::SPLIT, C::TILE_M);
+		const struct grid_forward grid =
+			grid_forward_of(&a, C::PACK, C::SPLIT, C::CHOSEN, C::TILE_M);
 
 		q_per_k = a.nhead_q / a.nhead_k;
 		if (C::MASK)
@@ -57,9 +57,17 @@ template <class C> struct ForwardBlock {
 
 		tile_row = row * q_per_k + tile % tiles * C::TILE_M;
 		n_rows = min_of(n_rows, (row + 1) * q_per_k);
-		n_stored = seq.n_k;
 		/* Of no keys none are looked at: there may be no memory behind them. */
-		seq.n_k = (a.chosen.are_slots ? a.cache.n_pages : n_stored) > 0 ? a.chosen.n : 0;
+		seq.n_k = n_stored() > 0 ? a.chosen.n : 0;
+	}
+	/* CHOSEN: what a row may choose from; seq has as many keys as it does choose. */
+	METHOD i32 n_stored() const
+	{
+		const i64 slots = (i64)a.cache.n_pages * a.cache.page_size, most = 0x7fffffff;
+
+		if (a.chosen.are_slots)
+			return (i32)(slots < most ? slots : most);
+		return find_sequence(a.sequences, &a.cache, seq.batch).n_k;
 	}
 
 	/* PACK: at a tile of rows, for whoever has found that himself. */
@@ -95,28 +103,19 @@ template <class C> struct ForwardBlock {
 	METHOD Queries queries() const { return Queries::make(a.q, seq, head, q_per_k, a.hdim_q); }
 	METHOD Keys keys() const
 	{
-		return read(seen(
-			AllKeys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false)));
+		Keys k = Keys::make(a.k, seq, a.cache, head_k, a.nhead_k, a.hdim_q, false);
+
+		if constexpr (C::CHOSEN)
+			k.choose(a.chosen, seq, tile_row / q_per_k, n_stored());
+		return k;
 	}
 	METHOD Keys values() const
 	{
-		return read(seen(
-			AllKeys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true)));
-	}
-	METHOD SeenKeys seen(const AllKeys &all) const
-	{
+		Keys v = Keys::make(a.v, seq, a.cache, head_k, a.nhead_k, a.hdim_v, true);
+
 		if constexpr (C::CHOSEN)
-			return SeenKeys::make(all, a.chosen, a.cache, seq, n_stored,
-					      tile_row / q_per_k);
-		else
-			return all;
-	}
-	METHOD static Keys read(const SeenKeys &keys)
-	{
-		if constexpr (C::LATENT_FP8)
-			return Keys::make(keys);
-		else
-			return keys;
+			v.choose(a.chosen, seq, tile_row / q_per_k, n_stored());
+		return v;
 	}
 	/* The factor of 8-bit values that have one a head. */
 	METHOD float factor(const abi_descale &d, i32 of_head) const

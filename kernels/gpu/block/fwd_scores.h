@@ -95,7 +95,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 			for (int e = 0; e < Core::E; e++) {
 				i32 j = column + n * 16 + Core::column(e);
 
-				if (j < block.seq.n_k && has_row(keys, j))
+				if (j < keys.end_of(j, block.seq.n_k))
 					continue;
 				UNROLL
 				for (int m = 0; m < TM; m++)
@@ -164,13 +164,6 @@ template <class C, int TM, int TN> struct ForwardScores {
 			      (d.block ? p.row / d.block * d.stride_block : 0)];
 	}
 
-	METHOD i32 page_of(i32 position) const
-	{
-		if constexpr (C::CHOSEN)
-			return keys.page_named(position);
-		else
-			return keys.page_of(position);
-	}
 	METHOD float key_descale(const abi_descale &d, i32 j) const
 	{
 		i32 position = min_of(j, block.seq.n_k - 1) + block.seq.leftpad;
@@ -182,7 +175,7 @@ template <class C, int TM, int TN> struct ForwardScores {
 			position = max_of(keys.named(min_of(j, block.seq.n_k - 1)), 0);
 		if constexpr (C::PAGED)
 			if (d.per_page && block.a.cache.page_size)
-				b = page_of(position), position %= block.a.cache.page_size;
+				b = keys.page_of(position), position %= block.a.cache.page_size;
 		return d.data[b * d.stride_batch + block.head_k * d.stride_head +
 			      (d.block ? position / d.block * d.stride_block : 0)];
 	}

@@ -27,11 +27,10 @@ template <class View> struct PartOf {
 	{
 	}
 	METHOD const Storage *at(i32 row, i32 dim) const { return whole.at(row, from + dim); }
+	METHOD i32 end_of(i32 row, i32 last) const { return whole.end_of(row, last); }
 };
-template <class View> DEV bool has_row(const PartOf<View> &view, i32 row)
-{
-	return has_row(view.whole, row);
-}
+template <class View> struct Chooses<PartOf<View>> : Chooses<View> {
+};
 
 /* What is no array of elements knows its parts by itself. */
 template <class From, class View>

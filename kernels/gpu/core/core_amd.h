@@ -71,8 +71,11 @@ DEV AmdFloats amd_multiply(BF16, AmdOperand x, AmdOperand y, AmdFloats c)
 template <class View>
 DEV chunk16 load_or_zero(const View &view, i32 row, i32 dim, i32 end, i32 begin = FROM_THE_FIRST)
 {
-	bool valid = row < end && row >= begin && dim < view.hdim &&
-		     has_row(view, min_of(row, end - 1));
+	i32 until = end;
+
+	if constexpr (Chooses<View>::value)
+		until = view.end_of(row, end);
+	bool valid = row < until && row >= begin && dim < view.hdim;
 	chunk16 c = load16(view.at(min_of(row, end - 1), dim < view.hdim ? dim : 0));
 
 	UNROLL
@@ -266,14 +269,14 @@ template <class T> struct CoreAmd {
 				} else {
 					NO_UNROLL
 					for (int i = 0; i < 4; i++) {
-						i32 row = first + r + i;
+						i32 row = first + r + i, until = end;
 
+						if constexpr (Chooses<View>::value)
+							until = view.end_of(row, end);
 						keep(x, i,
 						     load_chunk<T, From>(view, row, c * 8,
-									 row < end &&
-										 row >= begin &&
-										 has_row(view,
-											 row)));
+									 row < until &&
+										 row >= begin));
 					}
 				}
 				put(x, r, c);
@@ -309,11 +312,12 @@ template <class T> struct CoreAmd {
 			NO_UNROLL
 			for (int n = 0; n < PER_THREAD * 4; n++) {
 				i32 unit = unit_of(thread, n / 4),
-				    row = first + unit / CHUNKS * 4 + n % 4;
+				    row = first + unit / CHUNKS * 4 + n % 4, until = end;
 
+				if constexpr (Chooses<View>::value)
+					until = view.end_of(row, end);
 				keep(held, n, load_chunk<T, From>(view, row, unit % CHUNKS * 8,
-								  row < end && row >= begin &&
-									  has_row(view, row)));
+								  row < until && row >= begin));
 			}
 		}
 

@@ -249,8 +249,12 @@ template <class T> struct CoreMma {
 				for (int n = 0; n < (TOTAL + THREADS - 1) / THREADS; n++) {
 					i32 index = thread + n * THREADS;
 					i32 r = index / CHUNKS, c = index % CHUNKS;
-					bool valid = first + r < end && first + r >= begin &&
-						     c * 8 < view.hdim && has_row(view, first + r);
+					i32 until = end;
+
+					if constexpr (Chooses<View>::value)
+						until = view.end_of(first + r, end);
+					bool valid = first + r < until && first + r >= begin &&
+						     c * 8 < view.hdim;
 					const typename From::Storage *from = view.base;
 
 					if (TOTAL % THREADS != 0 && index >= TOTAL)
@@ -273,9 +277,12 @@ template <class T> struct CoreMma {
 			NO_UNROLL
 			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
 				i32 r = index / CHUNKS, c = index % CHUNKS, row = first + r;
+				i32 until = end;
 
+				if constexpr (Chooses<View>::value)
+					until = view.end_of(row, end);
 				copy_async_pairs(base + S::offset(r, c), view, row, c * 8,
-						 row < end && row >= begin && has_row(view, row));
+						 row < until && row >= begin);
 			}
 			copy_async_commit();
 		}
@@ -289,11 +296,13 @@ template <class T> struct CoreMma {
 			NO_UNROLL
 			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
 				i32 r = index / CHUNKS, c = index % CHUNKS;
+				i32 until = end;
 
+				if constexpr (Chooses<View>::value)
+					until = view.end_of(first + r, end);
 				*(chunk16 *)(lds + S::offset(r, c)) = load_chunk<T, From>(
 					view, first + r, c * 8,
-					first + r < end && first + r >= begin &&
-						has_row(view, first + r));
+					first + r < until && first + r >= begin);
 			}
 		}
 

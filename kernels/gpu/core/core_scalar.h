@@ -66,8 +66,11 @@ struct CoreScalar {
 			NO_UNROLL
 			for (i32 index = thread_id(); index < TOTAL; index += THREADS) {
 				i32 r = index / CHUNKS, c = index % CHUNKS;
-				bool valid = first + r < end && first + r >= max_of(begin, 0) &&
-					     has_row(view, first + r);
+				i32 until = end;
+
+				if constexpr (Chooses<View>::value)
+					until = view.end_of(first + r, end);
+				bool valid = first + r < until && first + r >= max_of(begin, 0);
 				chunk32 x = load_floats<From>(view, first + r, c * 8, valid);
 
 				UNROLL

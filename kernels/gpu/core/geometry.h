@@ -411,21 +411,22 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 	i32 end; /* of what entries may name */
 	bool are_slots;
 
-	/* @n_k: keys of the sequence; @row: of it */
-	METHOD static ChosenView make(const Whole &whole, const abi_chosen &c,
-				      const abi_kv_cache &cache, const Sequence &v, i32 n_k,
-				      i32 row)
+	METHOD static ChosenView make(const abi_tensor &t, const Sequence &v, const abi_kv_cache &c,
+				      i32 head, i32 nhead_k, i32 hdim, bool is_v)
 	{
-		const i64 slots = (i64)cache.n_pages * cache.page_size, far = 0x7fffffff;
 		ChosenView k;
 
-		static_cast<Whole &>(k) = whole;
-		k.entries = c.data + (v.packed_q ? 0 : v.batch * c.stride_batch) +
-			    ((i64)v.q_start + row) * c.stride_seq;
-		k.stride_entry = c.stride_entry;
-		k.are_slots = c.are_slots;
-		k.end = !c.are_slots ? n_k : (i32)(slots < far ? slots : far);
+		static_cast<Whole &>(k) = Whole::make(t, v, c, head, nhead_k, hdim, is_v);
 		return k;
+	}
+	/* Those of a row of the sequence, from the first `most` positions or slots. */
+	METHOD void choose(const abi_chosen &c, const Sequence &v, i32 row, i32 most)
+	{
+		entries = c.data + (v.packed_q ? 0 : v.batch * c.stride_batch) +
+			  ((i64)v.q_start + row) * c.stride_seq;
+		stride_entry = c.stride_entry;
+		are_slots = c.are_slots;
+		end = most;
 	}
 	/* The position or slot of row e; -1: there is none. */
 	METHOD i32 named(i32 e) const
@@ -434,9 +435,14 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 
 		return x < end ? max_of(x, -1) : -1;
 	}
-	METHOD i32 page_named(i32 x) const
+	/* What row e has to be below to be there, of rows below `last`: that, or nothing at all. */
+	METHOD i32 end_of(i32 e, i32 last) const
 	{
-		return are_slots ? x / this->page_size : this->page_of(x);
+		return e < last && named(e) >= 0 ? last : -0x7fffffff;
+	}
+	METHOD i32 page_of(i32 x) const
+	{
+		return are_slots ? x / this->page_size : Whole::page_of(x);
 	}
 	METHOD const Storage *at(i32 e, i32 dim) const
 	{
@@ -446,7 +452,7 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 			return this->base; /* nobody uses what is there */
 		if (!PAGED || !this->page_size)
 			return this->base + x * this->stride_seq + dim * this->stride_dim;
-		return this->in_page(page_named(x), x % this->page_size, dim);
+		return this->in_page(page_of(x), x % this->page_size, dim);
 	}
 };
 
@@ -456,12 +462,13 @@ template <class View> struct LatentView : View {
 	typedef typename View::Storage Storage;
 	static const bool CONTIGUOUS = false;
 
-	METHOD static LatentView make(const View &view)
+	METHOD static LatentView make(const abi_tensor &t, const Sequence &v, const abi_kv_cache &c,
+				      i32 head, i32 nhead_k, i32 hdim, bool is_v)
 	{
-		LatentView v;
+		LatentView k;
 
-		static_cast<View &>(v) = view;
-		return v;
+		static_cast<View &>(k) = View::make(t, v, c, head, nhead_k, hdim, is_v);
+		return k;
 	}
 	METHOD const char *key(i32 row) const { return (const char *)this->at(row, 0); }
 	/* Of 8 elements from `dim` on: their codes, or as bf16 what has none, and their factor. */
@@ -476,20 +483,19 @@ template <class View> struct LatentView : View {
 	}
 };
 
-/* Whether a view has a row within its bounds. */
-template <class View> DEV bool has_row(const View &, i32)
-{
-	return true;
-}
-template <class E, bool PAGED> DEV bool has_row(const ChosenView<E, PAGED> &view, i32 row)
-{
-	return view.named(row) >= 0;
-}
-
-template <class View> DEV bool has_row(const LatentView<View> &view, i32 row)
-{
-	return has_row(static_cast<const View &>(view), row);
-}
+/*
+ * Whether rows of a view may be missing, so that end_of() is to be asked. Loads ask it where this
+ * says so and nowhere else: a call that returns what it was given is gone from the code, and yet
+ * ptxas takes eight registers more for gpu_mma's loops.
+ */
+template <class View> struct Chooses {
+	static const bool value = false;
+};
+template <class E, bool PAGED> struct Chooses<ChosenView<E, PAGED>> {
+	static const bool value = true;
+};
+template <class View> struct Chooses<LatentView<View>> : Chooses<View> {
+};
 
 /* Rows of queries: contiguous, or with the heads that share keys side by side (PACKED): row r of
  * the pack is row r / q_per_k of head head0 + r % q_per_k. */

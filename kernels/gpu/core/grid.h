@@ -33,14 +33,13 @@ struct grid_forward {
 };
 
 GRID_FN struct grid_forward grid_forward_of(const struct abi_fwd_args *a, int pack, int split,
-					    int tile_m)
+					    int chosen, int tile_m)
 {
 	grid_int heads = pack ? a->nhead_q / a->nhead_k : 1;
 	struct grid_forward g;
 
-	g.n_tiles = a->chosen.n > 0
-			    ? a->sequences.seqlen_q_max * grid_ceil(heads, tile_m)
-			    : grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
+	g.n_tiles = chosen ? a->sequences.seqlen_q_max * grid_ceil(heads, tile_m)
+			   : grid_ceil(a->sequences.seqlen_q_max * heads, tile_m);
 	g.n_splits = split && a->n_splits > 1 ? a->n_splits : 1;
 	return g;
 }
@@ -58,7 +57,7 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, int tile_m)
 {
 	const struct abi_sequences *s = &a->sequences;
-	grid_int n = grid_forward_of(a, 0, 0, tile_m).n_tiles * s->batch;
+	grid_int n = grid_forward_of(a, 0, 0, 0, tile_m).n_tiles * s->batch;
 	grid_int packed = s->total_q / tile_m + s->batch;
 
 	return (s->seqstart_q && packed < n ? packed : n) * a->nhead_q;

@@ -184,7 +184,7 @@ template <class C> struct Forward {
 			if (reach.is_masked(band, column))
 				steps.mask(s, BAND_PARKED ? *(const Band *)(lds + BAND_AT) : band,
 					   wave_row(), column + wave_column);
-			if (C::CHOSEN)
+			if constexpr (C::CHOSEN)
 				steps.hide_absent(s, column + wave_column);
 			if (C::MASK_DATA != MASK_DATA_NONE &&
 			    (column < seen.full_low || column + C::TILE_N > seen.full_high))

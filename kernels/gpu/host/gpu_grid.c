@@ -31,7 +31,7 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 {
 	int pack = gpu_pipelines[k->tile.pipeline].pack;
 	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
-						k->tile.tile_m);
+						a->chosen.n > 0, k->tile.tile_m);
 
 	return set_grid(k, g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q,
 			a->sequences.batch, g.n_tiles * k->tile.tile_m, ret_grid);

@@ -34,9 +34,9 @@ const struct gpu_arch *gpu_arch_find(const char *name)
 	return NULL;
 }
 
-int gpu_pads_to(int32_t hdim)
+int gpu_pads_to(int32_t hdim, int32_t most)
 {
-	return hdim > 0 && hdim <= GPU_MOST_HDIM && hdim % (lds_part(hdim) < hdim ? 64 : 32) == 0;
+	return hdim > 0 && hdim <= most && hdim % (lds_part(hdim) < hdim ? 64 : 32) == 0;
 }
 
 static int32_t max32(int32_t a, int32_t b)
@@ -478,8 +478,8 @@ static const char *backward_misfit(const struct gpu_arch *arch, const struct gpu
 const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 			    const struct traits *traits, const struct gpu_tile *t)
 {
-	if (!gpu_pads_to(t->hdim_q) || !gpu_pads_to(t->hdim_v))
-		return "head dims are multiples of 32 up to 576, of 64 above 256";
+	if (!gpu_pads_to(t->hdim_q, GPU_MOST_HDIM_Q) || !gpu_pads_to(t->hdim_v, GPU_MOST_HDIM_V))
+		return "head dims are multiples of 32, of 64 above 256, up to 576 and 512";
 	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA)
 		return "general loops alone have heads above 256";
 	if (t->waves_m <= 0 || t->waves_n <= 0 || t->waves_m > 16 || t->waves_n > 16 ||

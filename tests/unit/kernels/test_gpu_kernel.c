@@ -143,6 +143,10 @@ static void tiles_that_do_not_fit_are_refused(void **state)
 	tile.tile_n = 64;
 	tile.hdim_q = 72; /* heads are padded to 32 */
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile = (struct gpu_tile){GPU_MMA_PACK, 16, 64, 576, 512, 1, 4, 1};
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 0);
+	tile.hdim_v = 576; /* values are at most 512 of them */
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
 	assert_int_equal(make("gfx942", ABI_FWD, &bf16, &mma_128, &k), 1);
 }
 
@@ -489,14 +493,14 @@ static void forward_blocks_cover_the_rows(void **state)
 
 	(void)state;
 	a.sequences.seqlen_q_max = 300;
-	g = grid_forward_of(&a, 1, 1, 64);
+	g = grid_forward_of(&a, 1, 1, 0, 64);
 	assert_int_equal(g.n_tiles, (300 * 3 + 63) / 64);
 	for (grid_int x = 0; x < g.n_tiles * g.n_splits; x++)
 		seen[grid_forward_tile(g, x)][x % g.n_splits]++;
 	for (grid_int i = 0; i < g.n_tiles * g.n_splits; i++)
 		assert_int_equal(seen[i / 3][i % 3], 1);
 	/* Not split, whatever the arguments say; not packed. */
-	g = grid_forward_of(&a, 0, 0, 64);
+	g = grid_forward_of(&a, 0, 0, 0, 64);
 	assert_int_equal(g.n_tiles * g.n_splits, (300 + 63) / 64);
 }
 

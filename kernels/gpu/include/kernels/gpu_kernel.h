@@ -29,7 +29,7 @@ enum gpu_core {
 };
 
 struct gpu_arch {
-	const char *name;   /* "sm_90a", "gfx942" */
+	const char *name; /* "sm_90a", "gfx942" */
 	enum gpu_core core; /* the best one */
 	int wave;           /* lanes */
 	uint32_t lds_bytes; /* most dynamic LDS (shared memory) of a block */
@@ -50,28 +50,26 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries)
  * are stationary, tile_m queries (keys) streamed.
  */
-#define GPU_PIPELINES(                                                                             \
-	X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */  \
-	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                  \
-	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "general", "")                        \
-	X(GPU_MMA, gpu_mma, GPU_MMA_CORES, 0, "general", "")                                       \
-	X(GPU_MMA_PACK, gpu_mma_pack, GPU_MMA_CORES, 1, "general", "")                             \
-	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "general", "")                               \
-	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "general", "")                     \
-	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "general", "")     \
-	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1,          \
-	  "general", "")                                                                           \
-	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                       \
-	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                           \
-	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                       \
-	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                  \
-	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                \
-	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "general", "")                                  \
-	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "general", "")                                        \
+#define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */\
+	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                         \
+	X(GPU_SCALAR_PACK, gpu_scalar_pack, GPU_ANY_CORE, 1, "general", "")                               \
+	X(GPU_MMA, gpu_mma, GPU_MMA_CORES, 0, "general", "")                                              \
+	X(GPU_MMA_PACK, gpu_mma_pack, GPU_MMA_CORES, 1, "general", "")                                    \
+	X(GPU_MFMA, gpu_mfma, 1u << GPU_CORE_MFMA, 0, "general", "")                                      \
+	X(GPU_MFMA_PACK, gpu_mfma_pack, 1u << GPU_CORE_MFMA, 1, "general", "")                            \
+	X(GPU_WMMA, gpu_wmma, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 0, "general", "")            \
+	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "general", "")  \
+	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                              \
+	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                                  \
+	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                              \
+	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                         \
+	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                       \
+	X(GPU_APPEND, gpu_append, GPU_ANY_CORE, 0, "general", "")                                         \
+	X(GPU_DOT, gpu_dot, GPU_ANY_CORE, 0, "general", "")                                               \
 	X(GPU_CONVERT, gpu_convert, GPU_ANY_CORE, 0, "general", "")
-#define GPU_ANY_CORE                                           0x3fu
-#define GPU_AMD_CORES                                          (1u << GPU_CORE_MFMA | 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12)
-#define GPU_MMA_CORES                                          (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
+#define GPU_ANY_CORE  0x3fu
+#define GPU_AMD_CORES (1u << GPU_CORE_MFMA | 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12)
+#define GPU_MMA_CORES (1u << GPU_CORE_MMA | 1u << GPU_CORE_WGMMA)
 #define GPU_ENUM_PIPELINE(id, name, cores, pack, folder, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
 struct gpu_pipeline_info {
@@ -83,9 +81,11 @@ struct gpu_pipeline_info {
 };
 extern const struct gpu_pipeline_info gpu_pipelines[GPU_N_PIPELINES];
 
-#define GPU_MOST_HDIM 576 /* of keys: latents of 512, and what turns */
-/* Whether head dims are padded to so many; above 256 a kernel takes halves, of 32 columns each. */
-int gpu_pads_to(int32_t hdim);
+#define GPU_MOST_HDIM_Q 576 /* of latents: 512 that are values, and what turns */
+#define GPU_MOST_HDIM_V 512
+/* Whether head dims up to @most are padded to so many; above 256 a kernel takes halves, of 32
+ * columns each. */
+int gpu_pads_to(int32_t hdim, int32_t most);
 
 struct gpu_tile {
 	int32_t pipeline; /* enum gpu_pipeline */
@@ -104,7 +104,7 @@ struct gpu_kernel {
 	uint32_t dtype;
 	struct gpu_tile tile;
 	int split_dkdv, dbias_sum, shares;
-	int overlaps;      /* as launch.h says: it waits for the stage before by itself */
+	int overlaps; /* as launch.h says: it waits for the stage before by itself */
 	int32_t dq_tile_n; /* dq_dk_dv: queries of a block of the second pass */
 	uint32_t most_x;   /* blocks that a launch takes along x */
 };
