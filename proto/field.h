@@ -78,9 +78,6 @@ struct wire_error {
 
 extern const struct field_table proto_error_table; /* of struct wire_error */
 
-/* Every table once, in the order of PROTOCOL.md; NULL ends it. */
-extern const struct field_table *const proto_tables[];
-
 /* Where in a message the codec is, for the error; lives on the stack. */
 struct field_path {
 	const struct field_path *parent;

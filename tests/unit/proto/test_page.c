@@ -20,6 +20,7 @@
 
 #include "field.h"
 #include "golden.h"
+#include "tables.h"
 
 struct text {
 	char *data;
@@ -174,8 +175,10 @@ static void print_default(FILE *out, const struct field *field)
 
 static void print_fields(FILE *out)
 {
-	for (size_t i = 0; proto_tables[i]; i++) {
-		const struct field_table *table = proto_tables[i];
+	const struct tables tables = tables_all();
+
+	for (size_t i = 0; i < tables.n; i++) {
+		const struct field_table *table = tables.at[i];
 
 		fprintf(out,
 			"%s**%s**\n\n| field | type | default | meaning |\n|---|---|---|---|\n",
