@@ -195,17 +195,19 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 		    struct pool **ret_pool, struct fmha_error *err)
 {
 	struct pools *pools = client->front->pools;
-	uint64_t bytes = params->n_pages * params->page_bytes, secret;
-	uint64_t charged = bytes + kvpool_cost(params->n_pages), file_bytes = 0;
+	uint64_t bytes, charged, file_bytes = 0, secret;
 	struct pool *pool;
 	int r = check_new(client->front, params, err);
 
-	if (r == 0 && params->n_spill > 0) {
+	if (r < 0)
+		return r;
+	bytes = params->n_pages * params->page_bytes;
+	charged = bytes + kvpool_cost(params->n_pages);
+	if (params->n_spill > 0) {
 		charged += pool_file_cost(params->n_pages, params->n_spill);
 		file_bytes = pool_file_bytes(params->page_bytes, params->n_spill);
 	}
-	if (r == 0)
-		r = charge_pool(client->account, charged, file_bytes, err);
+	r = charge_pool(client->account, charged, file_bytes, err);
 	if (r < 0)
 		return r;
 	pool = calloc(1, sizeof(*pool));

@@ -643,6 +643,8 @@ def test_a_hostile_client_costs_only_itself(daemon):
     ({"name": "new", "n_pages": 4, "page_bytes": 4095}, "page_bytes"), ({"name": "new", "n_pages": 65537, "page_bytes": 4096}, "n_pages"),
     ({"name": "new", "n_pages": 65536, "page_bytes": 1 << 63}, "page_bytes"), ({"name": "p", "n_pages": 15, "page_bytes": 4096}, "n_pages"),
     ({"name": "new", "n_pages": 65536, "page_bytes": 1 << 46}, "n_pages"),
+    ({"name": "new", "n_pages": (1 << 30) + 1, "page_bytes": 4096}, "n_pages"),
+    ({"name": "new", "n_pages": (1 << 32) - 1, "page_bytes": 4096}, "n_pages"),
     ({"name": "p", "n_pages": 16, "page_bytes": 8192}, "page_bytes"), ({"name": "p", "layout": "other"}, "layout"),
 ])
 def test_what_is_no_pool_is_refused(daemon, params, field):

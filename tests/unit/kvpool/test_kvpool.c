@@ -503,12 +503,26 @@ static void pins_of_one_holder_have_an_end(void **unused)
 	kvpool_free(pool);
 }
 
+static void the_cost_of_any_number_is_told(void **unused)
+{
+	static const uint32_t numbers[] = {0, 1, 1u << 30, (1u << 30) + 1, 1u << 31, UINT32_MAX};
+	uint64_t before = 0;
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		assert_true(kvpool_cost(numbers[i]) >= (uint64_t)numbers[i] * KVPOOL_KEY_BYTES);
+		assert_true(kvpool_cost(numbers[i]) > before);
+		before = kvpool_cost(numbers[i]);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_state_is_right),
 		cmocka_unit_test(keys_that_look_alike_are_told_apart),
 		cmocka_unit_test(pins_of_one_holder_have_an_end),
+		cmocka_unit_test(the_cost_of_any_number_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
