@@ -580,12 +580,38 @@ def test_files_that_no_pool_has_are_swept(filed, tmp_path):
     assert fmhad.until(lambda: names() == [f"{os.getuid()}-p.pool", "notes"])
 
 
-def test_a_full_disk_costs_copies_alone(filed, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", small], capture_output=True).returncode:
+@contextlib.contextmanager
+def small_disk(folder):
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", folder], capture_output=True).returncode:
         pytest.skip("no small disk can be made here")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def fill_up(file):
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as stuff:
+        while stuff.write(bytes(PAGE)):
+            pass
+
+
+def test_a_disk_that_was_full_when_a_pool_began_is_tried_again(filed, tmp_path):
+    with small_disk(tmp_path / "small") as small:
+        daemon = filed(small)
+        fill_up(small / "stuff")
+        pool = Pool(daemon.client(), n_spill=4)
+        put(pool, "a")
+        assert fmhad.until(lambda: "pages are not copied" in daemon.log())
+        assert state(daemon)["filed"] == 0 and pool.find("a") == [0]
+        (small / "stuff").unlink()
+        assert fmhad.until(lambda: pool.find("b") or state(daemon)["filed"] == 1)
+        daemon.stop()
+
+
+def test_a_full_disk_costs_copies_alone(filed, tmp_path):
+    with small_disk(tmp_path / "small") as small:
         daemon = filed(small)
         pool = Pool(daemon.client(), pages=64, n_spill=64)
         put(pool, *range(40))
@@ -594,9 +620,7 @@ def test_a_full_disk_costs_copies_alone(filed, tmp_path):
         assert found["sealed"] == 40 and found["filed"] < 16
         assert found_again(pool, *range(40)) == 40, "memory has them all"
         assert "pages are not copied" in daemon.log()
-    finally:
         daemon.stop()
-        subprocess.run(["umount", small], check=True)
 
 
 # ---- what is no request ----
