@@ -335,7 +335,9 @@ static void on_worked(uv_work_t *work, int status)
 	(void)status; /* it is never cancelled */
 	file->busy = false;
 	pools->n_file_works--;
-	if (file->error)
+	if (file->pool->dropped)
+		pool_file_remove(file); /* the work may have made it once more */
+	else if (file->error)
 		log_limited(&pools->log, LOG_LEVEL_WARNING, "%s: %s: pages are not copied",
 			    file->path, strerror(file->error));
 	if (file->kind == WORK_LOAD)
@@ -376,6 +378,16 @@ static void collect_entries(struct pool_file *file, uint32_t left)
 	file->n = left < ENTRIES ? left : ENTRIES;
 }
 
+/* Whether work of a dropped pool may still write to what has this one's path. */
+static bool has_rival(const struct pool_file *file)
+{
+	list_for_each_entry(struct pool, pool, &file->pool->pools->ended, in_pools) {
+		if (pool->file && pool->file->busy && strcmp(pool->file->path, file->path) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* Begins with what is next, unless something is under way. */
 static void file_go_on(struct pool_file *file)
 {
@@ -391,7 +403,7 @@ static void file_go_on(struct pool_file *file)
 	if (file->n == 0 && clock_ns() >= file->paused_until_ns) {
 		if (left == 0)
 			collect(file, WORK_WRITE);
-		else
+		else if (!has_rival(file))
 			collect_entries(file, left);
 	}
 	if (file->n == 0)

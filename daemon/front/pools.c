@@ -376,6 +376,7 @@ static void pool_end(struct pool *pool)
 {
 	pool->dropped = true;
 	list_remove(&pool->in_pools);
+	list_append(&pool->pools->ended, &pool->in_pools);
 	pool_file_remove(pool->file);
 	/* Those whom its user lets in. */
 	list_for_each_entry(struct pool_user, user, &pool->open, in_open)
@@ -795,6 +796,7 @@ void pools_init(struct pools *pools, struct front *front)
 	pools->front = front;
 	pools->end_use = pool_end_use;
 	list_init(&pools->list);
+	list_init(&pools->ended);
 	chores_init(&pools->chores, &front->loop, &front->limits, &front->doing);
 	uv_timer_init(&front->loop, &pools->timer);
 	pool_file_init(pools);

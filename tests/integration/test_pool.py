@@ -580,6 +580,27 @@ def test_files_that_no_pool_has_are_swept(filed, tmp_path):
     assert fmhad.until(lambda: names() == [f"{os.getuid()}-p.pool", "notes"])
 
 
+def test_copies_of_a_dropped_pool_leave_the_next_ones_file_alone(filed, tmp_path):
+    big, n = 128 << 10, 64
+    client = filed().client()
+    for attempt in range(16):
+        pool = Pool(client, pages=n, page_bytes=big, n_spill=n, layout="dropped")
+        assert fmhad.until(lambda: list((tmp_path / "pools").glob("*.pool")))
+        pages = pool.lease(n)
+        for page in pages:
+            pool.write(page, b"x" * big)
+        pool.seal(pages, range(n))
+        client.call("pool_close", {"pool": pool.number})
+        time.sleep(attempt % 8 * 0.001)  # the copies are on their way
+        client.call("pool_drop", {"name": "p"})
+        pool = Pool(client, pages=n, page_bytes=big, n_spill=n, layout="next")
+        (file,) = fmhad.until(lambda: list((tmp_path / "pools").glob("*.pool")))
+        time.sleep(0.05)
+        assert not any(file.read_bytes()[PAGE:2 * PAGE]), "entries that nobody has written"
+        client.call("pool_close", {"pool": pool.number})
+        client.call("pool_drop", {"name": "p"})
+
+
 @contextlib.contextmanager
 def small_disk(folder):
     folder.mkdir()
