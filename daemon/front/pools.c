@@ -598,6 +598,9 @@ static int result_error(enum kvpool_result result, const struct pool *pool, uint
 		return fmha_error_set_field(err, FMHA_EINVAL, "pages",
 					    "entry %u: page %u: pool \"%s\" has %u", i, page,
 					    pool->name, pool->n_pages);
+	if (result == KVPOOL_MOST_PINS)
+		return fmha_error_set_field(err, FMHA_EINVAL, "keys",
+					    "entry %u: its page is pinned too often here", i);
 	return fmha_error_set_field(err, FMHA_EINVAL, "pages", "entry %u: page %u is not %s here",
 				    i, page,
 				    result == KVPOOL_NOT_LEASED ? "leased" : "leased or pinned");

@@ -191,6 +191,12 @@ def test_the_second_to_seal_gets_the_first_ones_page(daemon):
     assert second.seal([theirs], ["same"]) == [mine]
     second.give_back([theirs])
     assert second.find("same") == [mine]
+    second.give_back([mine])
+    # It stays for the second, who reads it, when the first needs it no more and others want pages.
+    first.give_back([mine])
+    assert mine not in first.lease(16) and state(daemon)["pinned"] == 1
+    second.give_back([mine])
+    assert first.lease(16) == [mine]
 
 
 @pytest.mark.parametrize("kills", [60])
@@ -206,8 +212,11 @@ def test_kills_at_any_moment_lose_no_page(daemon, kills):
             for page in pool.lease(mine.randrange(1, 4)):
                 word = mine.randrange(40)
                 pool.write(page, key_of(word))
-                if mine.random() < 0.7 and pool.seal([page], [word]) == [page]:
-                    continue
+                if mine.random() < 0.7:
+                    sealed = pool.seal([page], [word])
+                    pool.give_back(sealed)
+                    if sealed == [page]:
+                        continue
                 pool.give_back([page])
             found = pool.find(*mine.sample(range(40), 3))
             pool.give_back(found)

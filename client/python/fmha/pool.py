@@ -153,8 +153,8 @@ class Pool(_Owner):
         return list(pages[0:got[0]])
 
     def seal(self, pages: Sequence[int], keys: Sequence[bytes]) -> list[int]:
-        """Publishes leased pages that are written for good: each page itself, then pinned here, or another one that has its key
-        already: then the leased one stays leased."""
+        """Publishes leased pages that are written for good: each page itself, or another one that has its key already: then the
+        leased one stays leased. What comes back is pinned here until it is given back, as by find()."""
         numbers, (room, keys) = _page_numbers(pages), _keys(keys)
         if len(numbers) != len(keys):
             raise invalid(f"{len(numbers)} pages and {len(keys)} keys", "keys")
