@@ -777,7 +777,10 @@ def test_the_package(daemon):
                 assert other.find(keys) == mine[:1] and (other.pages[mine[0]] == 1.5).all()
                 for refused in (lambda: Pool("a", (16, 2, 32), "float32", 9), lambda: Pool("none", (16,)),
                                 lambda: Pool("a", (4096, 2), "float32"), lambda: pool.seal([1], []), lambda: pool.find([b"short"]),
-                                lambda: pool.give_back([7]), lambda: drop("a")):
+                                lambda: pool.give_back([7]), lambda: drop("a"), lambda: pool.give_back([float(mine[1])]),
+                                lambda: Pool("a\\0b", (16, 2, 32), "float16"), lambda: drop("a\\0b"), lambda: pool.find(["k" * 32]),
+                                lambda: Pool("b", (1 << 40, 1 << 40), pages=1), lambda: chain_keys([1.5, 2.5], 1, "m"),
+                                lambda: chain_keys([[1, 2]], 1, "m"), lambda: chain_keys([1], 1, "m", after=b"short")):
                     try:
                         refused()
                     except fmha.FmhaError:
@@ -841,7 +844,8 @@ with Pool("a", (1024,), pages=4, spill_pages=16) as pool:
     while pool.coming:
         pool.give_back(pool.find(keys[:2]))
     assert [pool.pages[page][7] for page in pool.find(keys[:2])] == [0, 1]
-    for refused in (lambda: share("none", 5), lambda: share("a", 5, "all"), lambda: share("a", os.getuid()), lambda: Pool("", (1024,), share=b"x"),
+    for refused in (lambda: share("none", 5), lambda: share("a", -1), lambda: share("a", 1 << 32), lambda: share("a\\0b", 5),
+                    lambda: share("a", 5, "all"), lambda: share("a", os.getuid()), lambda: Pool("", (1024,), share=b"x"),
                     lambda: Pool("", (1024,), share=bytes(32))):
         try:
             refused()
