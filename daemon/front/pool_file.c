@@ -48,8 +48,7 @@ struct pool_file {
 	struct kvspill *spill;
 	char path[CONFIG_FILE_BYTES + PROTO_NAME_BYTES + 16];
 	uint32_t n_places;
-	uint64_t paused_until_ns; /* for writing */
-	bool broken;              /* it could not be made: nothing is copied */
+	uint64_t paused_until_ns; /* for all but reading back */
 
 	bool busy; /* with this, which belongs to another thread meanwhile */
 	uv_work_t work;
@@ -295,15 +294,19 @@ static void do_work(uv_work_t *work)
 
 static void file_go_on(struct pool_file *file);
 
+/* What failed is tried again: a disk that is full now is not for good. */
 static void take_entries(struct pool_file *file)
 {
-	for (uint32_t i = 0; i < file->n && !file->error; i++)
+	if (file->error) {
+		file->paused_until_ns = clock_ns() + PAUSE_NS;
+		return;
+	}
+	for (uint32_t i = 0; i < file->n; i++)
 		if (file->entries[i].is_used == 1)
 			kvspill_found(file->spill, file->n_loaded + i, file->entries[i].key,
 				      file->entries[i].checksum);
 	file->n_loaded += file->n;
-	file->broken = file->error != 0;
-	if (file->n_loaded == file->n_places || file->broken) {
+	if (file->n_loaded == file->n_places) {
 		free(file->entries);
 		file->entries = NULL;
 	}
@@ -332,7 +335,9 @@ static void on_worked(uv_work_t *work, int status)
 	(void)status; /* it is never cancelled */
 	file->busy = false;
 	pools->n_file_works--;
-	if (file->error)
+	if (file->pool->dropped)
+		pool_file_remove(file); /* the work may have made it once more */
+	else if (file->error)
 		log_limited(&pools->log, LOG_LEVEL_WARNING, "%s: %s: pages are not copied",
 			    file->path, strerror(file->error));
 	if (file->kind == WORK_LOAD)
@@ -367,22 +372,39 @@ static void collect(struct pool_file *file, enum work_kind kind)
 		file->n++;
 }
 
+static void collect_entries(struct pool_file *file, uint32_t left)
+{
+	file->kind = WORK_LOAD;
+	file->n = left < ENTRIES ? left : ENTRIES;
+}
+
+/* Whether work of a dropped pool may still write to what has this one's path. */
+static bool has_rival(const struct pool_file *file)
+{
+	list_for_each_entry(struct pool, pool, &file->pool->pools->ended, in_pools) {
+		if (pool->file && pool->file->busy && strcmp(pool->file->path, file->path) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* Begins with what is next, unless something is under way. */
 static void file_go_on(struct pool_file *file)
 {
 	struct pools *pools = file->pool->pools;
 	uint32_t left = file->n_places - file->n_loaded;
 
-	if (file->busy || file->broken || file->pool->dropped || pools->n_file_works >= WORKS_MOST)
+	if (file->busy || file->pool->dropped || pools->n_file_works >= WORKS_MOST)
 		return;
 	file->error = 0;
-	if (left > 0) {
-		file->kind = WORK_LOAD;
-		file->n = left < ENTRIES ? left : ENTRIES;
-	} else {
+	file->n = 0;
+	if (left == 0)
 		collect(file, WORK_READ);
-		if (file->n == 0 && clock_ns() >= file->paused_until_ns)
+	if (file->n == 0 && clock_ns() >= file->paused_until_ns) {
+		if (left == 0)
 			collect(file, WORK_WRITE);
+		else if (!has_rival(file))
+			collect_entries(file, left);
 	}
 	if (file->n == 0)
 		return;
@@ -473,9 +495,12 @@ void pool_file_sealed(struct pool_file *file, uint32_t page)
 
 uint32_t pool_file_want(struct pool_file *file, const uint8_t (*keys)[KVPOOL_KEY_BYTES], uint32_t n)
 {
-	uint32_t coming = file ? kvspill_want(file->spill, keys, n) : 0;
+	uint32_t coming;
 
-	if (coming > 0)
+	if (!file)
+		return 0;
+	coming = kvspill_want(file->spill, keys, n);
+	if (coming > 0 || file->n_loaded < file->n_places)
 		file_go_on(file);
 	return coming;
 }

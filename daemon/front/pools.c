@@ -195,17 +195,19 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 		    struct pool **ret_pool, struct fmha_error *err)
 {
 	struct pools *pools = client->front->pools;
-	uint64_t bytes = params->n_pages * params->page_bytes, secret;
-	uint64_t charged = bytes + kvpool_cost(params->n_pages), file_bytes = 0;
+	uint64_t bytes, charged, file_bytes = 0, secret;
 	struct pool *pool;
 	int r = check_new(client->front, params, err);
 
-	if (r == 0 && params->n_spill > 0) {
+	if (r < 0)
+		return r;
+	bytes = params->n_pages * params->page_bytes;
+	charged = bytes + kvpool_cost(params->n_pages);
+	if (params->n_spill > 0) {
 		charged += pool_file_cost(params->n_pages, params->n_spill);
 		file_bytes = pool_file_bytes(params->page_bytes, params->n_spill);
 	}
-	if (r == 0)
-		r = charge_pool(client->account, charged, file_bytes, err);
+	r = charge_pool(client->account, charged, file_bytes, err);
 	if (r < 0)
 		return r;
 	pool = calloc(1, sizeof(*pool));
@@ -374,6 +376,7 @@ static void pool_end(struct pool *pool)
 {
 	pool->dropped = true;
 	list_remove(&pool->in_pools);
+	list_append(&pool->pools->ended, &pool->in_pools);
 	pool_file_remove(pool->file);
 	/* Those whom its user lets in. */
 	list_for_each_entry(struct pool_user, user, &pool->open, in_open)
@@ -595,6 +598,9 @@ static int result_error(enum kvpool_result result, const struct pool *pool, uint
 		return fmha_error_set_field(err, FMHA_EINVAL, "pages",
 					    "entry %u: page %u: pool \"%s\" has %u", i, page,
 					    pool->name, pool->n_pages);
+	if (result == KVPOOL_MOST_PINS)
+		return fmha_error_set_field(err, FMHA_EINVAL, "keys",
+					    "entry %u: its page is pinned too often here", i);
 	return fmha_error_set_field(err, FMHA_EINVAL, "pages", "entry %u: page %u is not %s here",
 				    i, page,
 				    result == KVPOOL_NOT_LEASED ? "leased" : "leased or pinned");
@@ -793,6 +799,7 @@ void pools_init(struct pools *pools, struct front *front)
 	pools->front = front;
 	pools->end_use = pool_end_use;
 	list_init(&pools->list);
+	list_init(&pools->ended);
 	chores_init(&pools->chores, &front->loop, &front->limits, &front->doing);
 	uv_timer_init(&front->loop, &pools->timer);
 	pool_file_init(pools);

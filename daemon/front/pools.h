@@ -21,7 +21,8 @@
 struct pool;
 struct pools {
 	struct front *front;
-	struct list list; /* struct pool */
+	struct list list;  /* struct pool */
+	struct list ended; /* those that were dropped and still have users */
 	struct log_limit log;
 	/* pool_file.c */
 	uv_timer_t sweep;

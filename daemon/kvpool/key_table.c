@@ -5,18 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t n_slots(uint32_t n)
+/* Any @n: costs are asked for before anybody has said that a table of so many may be. */
+static uint64_t n_slots(uint32_t n)
 {
-	uint32_t slots = 2;
+	uint64_t slots = 2;
 
-	while (slots < 2 * n)
+	while (slots < 2ull * n)
 		slots *= 2;
 	return slots;
 }
 
 uint64_t key_table_cost(uint32_t n)
 {
-	return (uint64_t)n * sizeof(struct record) + (uint64_t)n_slots(n) * sizeof(struct slot);
+	return (uint64_t)n * sizeof(struct record) + n_slots(n) * sizeof(struct slot);
 }
 
 /* The next of a row of numbers that look random as long as nobody knows the first. */
@@ -31,7 +32,7 @@ static uint64_t next_secret(uint64_t *seed)
 
 bool key_table_init(struct key_table *table, uint32_t n, uint64_t secret)
 {
-	*table = (struct key_table){.n = n, .hash_mask = n_slots(n) - 1};
+	*table = (struct key_table){.n = n, .hash_mask = (uint32_t)(n_slots(n) - 1)};
 	table->records = aligned_alloc(LINE, (size_t)n * sizeof(struct record));
 	table->slots = malloc(n_slots(n) * sizeof(struct slot));
 	if (!table->records || !table->slots)

@@ -178,8 +178,12 @@ enum kvpool_result kvpool_seal(struct kvpool *pool, struct kvpool_holder *holder
 	if (holder->held[page] != LEASED)
 		return KVPOOL_NOT_LEASED;
 	*ret_page = key_table_find(&pool->pages, hash, key);
-	if (*ret_page != NONE)
+	if (*ret_page != NONE) {
+		if (holder->held[*ret_page] == LEASED - 1)
+			return KVPOOL_MOST_PINS;
+		kvpool_pin(pool, holder, *ret_page);
 		return KVPOOL_OK;
+	}
 	*ret_page = page;
 	end_lease(pool, holder, page);
 	memcpy(page_at(pool, page)->key, key, KVPOOL_KEY_BYTES);

@@ -273,5 +273,7 @@ void kvspill_restored(struct kvspill *spill, const struct kvspill_copy *copy, bo
 	} else {
 		make_cold(spill, copy->place);
 	}
+	if (page != NONE && page != copy->page)
+		(void)kvpool_give_back(spill->pool, &spill->holder, page);
 	(void)kvpool_give_back(spill->pool, &spill->holder, copy->page);
 }

@@ -94,11 +94,8 @@ class Sequence:
             fresh = self.pages[self.sealed:full]
             published = self.pool.seal(fresh, self.keys()[self.sealed:full])
             mine = [page for page, other in zip(fresh, published) if page != other]
-            # Somebody was faster: theirs is read from now on.
-            if mine:
-                known = self.pool.find(self.keys()[:full])
-                self.pages[self.sealed:full] = known[self.sealed:full]
-                self.pool.give_back(mine + known[:self.sealed])
+            self.pages[self.sealed:full] = published  # where somebody was faster, theirs is read from now on
+            self.pool.give_back(mine)
             self.sealed = full
 
 

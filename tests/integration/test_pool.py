@@ -191,6 +191,12 @@ def test_the_second_to_seal_gets_the_first_ones_page(daemon):
     assert second.seal([theirs], ["same"]) == [mine]
     second.give_back([theirs])
     assert second.find("same") == [mine]
+    second.give_back([mine])
+    # It stays for the second, who reads it, when the first needs it no more and others want pages.
+    first.give_back([mine])
+    assert mine not in first.lease(16) and state(daemon)["pinned"] == 1
+    second.give_back([mine])
+    assert first.lease(16) == [mine]
 
 
 @pytest.mark.parametrize("kills", [60])
@@ -206,8 +212,11 @@ def test_kills_at_any_moment_lose_no_page(daemon, kills):
             for page in pool.lease(mine.randrange(1, 4)):
                 word = mine.randrange(40)
                 pool.write(page, key_of(word))
-                if mine.random() < 0.7 and pool.seal([page], [word]) == [page]:
-                    continue
+                if mine.random() < 0.7:
+                    sealed = pool.seal([page], [word])
+                    pool.give_back(sealed)
+                    if sealed == [page]:
+                        continue
                 pool.give_back([page])
             found = pool.find(*mine.sample(range(40), 3))
             pool.give_back(found)
@@ -580,12 +589,59 @@ def test_files_that_no_pool_has_are_swept(filed, tmp_path):
     assert fmhad.until(lambda: names() == [f"{os.getuid()}-p.pool", "notes"])
 
 
-def test_a_full_disk_costs_copies_alone(filed, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", small], capture_output=True).returncode:
+def test_copies_of_a_dropped_pool_leave_the_next_ones_file_alone(filed, tmp_path):
+    big, n = 128 << 10, 64
+    client = filed().client()
+    for attempt in range(16):
+        pool = Pool(client, pages=n, page_bytes=big, n_spill=n, layout="dropped")
+        assert fmhad.until(lambda: list((tmp_path / "pools").glob("*.pool")))
+        pages = pool.lease(n)
+        for page in pages:
+            pool.write(page, b"x" * big)
+        pool.seal(pages, range(n))
+        client.call("pool_close", {"pool": pool.number})
+        time.sleep(attempt % 8 * 0.001)  # the copies are on their way
+        client.call("pool_drop", {"name": "p"})
+        pool = Pool(client, pages=n, page_bytes=big, n_spill=n, layout="next")
+        (file,) = fmhad.until(lambda: list((tmp_path / "pools").glob("*.pool")))
+        time.sleep(0.05)
+        assert not any(file.read_bytes()[PAGE:2 * PAGE]), "entries that nobody has written"
+        client.call("pool_close", {"pool": pool.number})
+        client.call("pool_drop", {"name": "p"})
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", folder], capture_output=True).returncode:
         pytest.skip("no small disk can be made here")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def fill_up(file):
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as stuff:
+        while stuff.write(bytes(PAGE)):
+            pass
+
+
+def test_a_disk_that_was_full_when_a_pool_began_is_tried_again(filed, tmp_path):
+    with small_disk(tmp_path / "small") as small:
+        daemon = filed(small)
+        fill_up(small / "stuff")
+        pool = Pool(daemon.client(), n_spill=4)
+        put(pool, "a")
+        assert fmhad.until(lambda: "pages are not copied" in daemon.log())
+        assert state(daemon)["filed"] == 0 and pool.find("a") == [0]
+        (small / "stuff").unlink()
+        assert fmhad.until(lambda: pool.find("b") or state(daemon)["filed"] == 1)
+        daemon.stop()
+
+
+def test_a_full_disk_costs_copies_alone(filed, tmp_path):
+    with small_disk(tmp_path / "small") as small:
         daemon = filed(small)
         pool = Pool(daemon.client(), pages=64, n_spill=64)
         put(pool, *range(40))
@@ -594,9 +650,7 @@ def test_a_full_disk_costs_copies_alone(filed, tmp_path):
         assert found["sealed"] == 40 and found["filed"] < 16
         assert found_again(pool, *range(40)) == 40, "memory has them all"
         assert "pages are not copied" in daemon.log()
-    finally:
         daemon.stop()
-        subprocess.run(["umount", small], check=True)
 
 
 # ---- what is no request ----
@@ -643,6 +697,8 @@ def test_a_hostile_client_costs_only_itself(daemon):
     ({"name": "new", "n_pages": 4, "page_bytes": 4095}, "page_bytes"), ({"name": "new", "n_pages": 65537, "page_bytes": 4096}, "n_pages"),
     ({"name": "new", "n_pages": 65536, "page_bytes": 1 << 63}, "page_bytes"), ({"name": "p", "n_pages": 15, "page_bytes": 4096}, "n_pages"),
     ({"name": "new", "n_pages": 65536, "page_bytes": 1 << 46}, "n_pages"),
+    ({"name": "new", "n_pages": (1 << 30) + 1, "page_bytes": 4096}, "n_pages"),
+    ({"name": "new", "n_pages": (1 << 32) - 1, "page_bytes": 4096}, "n_pages"),
     ({"name": "p", "n_pages": 16, "page_bytes": 8192}, "page_bytes"), ({"name": "p", "layout": "other"}, "layout"),
 ])
 def test_what_is_no_pool_is_refused(daemon, params, field):
@@ -721,7 +777,10 @@ def test_the_package(daemon):
                 assert other.find(keys) == mine[:1] and (other.pages[mine[0]] == 1.5).all()
                 for refused in (lambda: Pool("a", (16, 2, 32), "float32", 9), lambda: Pool("none", (16,)),
                                 lambda: Pool("a", (4096, 2), "float32"), lambda: pool.seal([1], []), lambda: pool.find([b"short"]),
-                                lambda: pool.give_back([7]), lambda: drop("a")):
+                                lambda: pool.give_back([7]), lambda: drop("a"), lambda: pool.give_back([float(mine[1])]),
+                                lambda: Pool("a\\0b", (16, 2, 32), "float16"), lambda: drop("a\\0b"), lambda: pool.find(["k" * 32]),
+                                lambda: Pool("b", (1 << 40, 1 << 40), pages=1), lambda: chain_keys([1.5, 2.5], 1, "m"),
+                                lambda: chain_keys([[1, 2]], 1, "m"), lambda: chain_keys([1], 1, "m", after=b"short")):
                     try:
                         refused()
                     except fmha.FmhaError:
@@ -785,7 +844,8 @@ with Pool("a", (1024,), pages=4, spill_pages=16) as pool:
     while pool.coming:
         pool.give_back(pool.find(keys[:2]))
     assert [pool.pages[page][7] for page in pool.find(keys[:2])] == [0, 1]
-    for refused in (lambda: share("none", 5), lambda: share("a", 5, "all"), lambda: share("a", os.getuid()), lambda: Pool("", (1024,), share=b"x"),
+    for refused in (lambda: share("none", 5), lambda: share("a", -1), lambda: share("a", 1 << 32), lambda: share("a\\0b", 5),
+                    lambda: share("a", 5, "all"), lambda: share("a", os.getuid()), lambda: Pool("", (1024,), share=b"x"),
                     lambda: Pool("", (1024,), share=bytes(32))):
         try:
             refused()

@@ -768,8 +768,8 @@ FMHA_API int fmha_pool_lease(struct fmha_pool *pool, uint32_t n, uint32_t *ret_p
  * fmha_pool_seal() - publish pages that are leased here and written for good
  * @keys:       of what each page holds and depends on, such as a hash of all tokens up to its end;
  *              whoever knows a key and is of the same user reads the page
- * @ret_pages:  room for @n: the page itself, now pinned here; or another one that has the key already:
- *              then the page stays leased
+ * @ret_pages:  room for @n: the page itself; or another one that has the key already: then the page stays
+ *              leased. Whichever it is, it is now pinned here
  *
  * Return: 0, FMHA_EINVAL (the first page that is not leased here: those before it are sealed), or as
  * fmha_pool_lease().

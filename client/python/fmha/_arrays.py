@@ -133,7 +133,8 @@ def int32(array, name: str):
         return array
     if array.dtype != torch.int64:
         raise invalid(f"{name} holds {array.dtype}, not integers", f"tensor.{name}")
-    return array.to(torch.int32)
+    limits = torch.iinfo(torch.int32)
+    return array.clamp(limits.min, limits.max).to(torch.int32)  # wrapped, what names nothing would name a key
 
 
 def int64(array, name: str):

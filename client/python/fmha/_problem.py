@@ -164,6 +164,13 @@ def _paged(view, name):
 
 def fill(p, views: dict, shape: Shape, options: Options) -> None:
     """All of the problem but the tensors' addresses. @p: struct fmha_problem *."""
+    try:
+        _fill(p, views, shape, options)
+    except OverflowError as error:
+        raise invalid(f"a size of the problem: {error}") from None
+
+
+def _fill(p, views, shape, options):
     lib.fmha_problem_init(p)
     p.op, p.mode = OPS[options.op], lib.FMHA_GROUP if shape.group else lib.FMHA_BATCH
     p.batch, p.nhead_q, p.nhead_k = shape.batch, shape.nhead_q, shape.nhead_k

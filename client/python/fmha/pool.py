@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from typing import Iterable, Sequence
 
 import numpy as np
@@ -35,8 +36,13 @@ def chain_keys(tokens: Sequence[int], page_size: int, cause: str | bytes, after:
     _check.count(page_size, "page_size")
     if page_size == 0:
         raise invalid("page_size is 0: tokens of a page", "page_size")
+    if after is not None:
+        _keys([after])
     key = after or hashlib.sha256(b"fmha pool\0" + (cause.encode() if isinstance(cause, str) else bytes(cause))).digest()
-    numbers, keys = np.asarray(tokens, dtype="<i8"), []
+    numbers, keys = np.asarray(tokens), []
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise invalid(f"tokens are {numbers.dtype} {list(numbers.shape)}: whole numbers of one sequence", "tokens")
+    numbers = numbers.astype("<i8")
     for start in range(0, len(numbers) // page_size * page_size, page_size):
         key = hashlib.sha256(key + numbers[start:start + page_size].tobytes()).digest()
         keys.append(key)
@@ -44,15 +50,25 @@ def chain_keys(tokens: Sequence[int], page_size: int, cause: str | bytes, after:
 
 
 def _page_numbers(pages: Iterable[int]):
-    numbers = [int(page) for page in pages]
+    numbers = list(pages)
+    for page in numbers:
+        _check.whole(page, "pages")
+    numbers = [operator.index(page) for page in numbers]
     if any(not 0 <= page < 1 << 32 for page in numbers):
         raise invalid("a page's number is 0 or more", "pages")
     return ffi.new("uint32_t[]", numbers)
 
 
+def _word(word: str, name: str) -> bytes:
+    """For C, where a zero would end it: what is left could name another pool."""
+    if not isinstance(word, str) or "\0" in word:
+        raise invalid(f"{name} is {word!r}: a string without zeros", name)
+    return word.encode()
+
+
 def _keys(keys: Iterable[bytes]):
     keys = list(keys)
-    if any(len(key) != KEY_BYTES for key in keys):
+    if any(not isinstance(key, (bytes, bytearray, memoryview)) or len(key) != KEY_BYTES for key in keys):
         raise invalid(f"a key has {KEY_BYTES} bytes", "keys")
     return ffi.new(f"uint8_t[][{KEY_BYTES}]", max(1, len(keys))), keys
 
@@ -84,19 +100,19 @@ class Pool(_Owner):
 
     def __init__(self, name: str, shape: Sequence[int], dtype="float32", pages: int | None = None, *, layout: str = "",
                  spill_pages: int = 0, share: bytes | None = None, client: Client | None = None):
-        _check.is_a(name, str, "name", "a string")
         _check.count(spill_pages, "spill_pages")
-        if share is not None and len(share) != SHARE_BYTES:
+        if share is not None and (not isinstance(share, bytes) or len(share) != SHARE_BYTES):
             raise invalid(f"what share() answers has {SHARE_BYTES} bytes", "share")
-        _check.is_a(layout, str, "layout", "a string")
         _check.count_or_none(pages, "pages")
         shape, code = _check.extents(shape, "shape"), _arrays.dtype_code(dtype)
         used = math.prod(shape) * _arrays.ELEMENT_BYTES[code]
         if used == 0:
             raise invalid("a page has one element or more", "shape")
+        if used >= 1 << 62:
+            raise invalid(f"a page of {shape} has {used} bytes", "shape")
         self.page_bytes = -(-used // _PAGE_UNIT) * _PAGE_UNIT
         self._client = client or default_client()
-        kept = [ffi.new("char[]", word.encode()) for word in (name, layout)] + [ffi.new("uint8_t[]", share) if share else ffi.NULL]
+        kept = [ffi.new("char[]", word) for word in (_word(name, "name"), _word(layout, "layout"))] + [ffi.new("uint8_t[]", share) if share else ffi.NULL]
         options = ffi.new("struct fmha_pool_options *", {
             "struct_size": ffi.sizeof("struct fmha_pool_options"), "n_pages": pages or 0, "page_bytes": self.page_bytes,
             "name": kept[0], "layout": kept[1], "share": kept[2], "n_spill": spill_pages})
@@ -153,8 +169,8 @@ class Pool(_Owner):
         return list(pages[0:got[0]])
 
     def seal(self, pages: Sequence[int], keys: Sequence[bytes]) -> list[int]:
-        """Publishes leased pages that are written for good: each page itself, then pinned here, or another one that has its key
-        already: then the leased one stays leased."""
+        """Publishes leased pages that are written for good: each page itself, or another one that has its key already: then the
+        leased one stays leased. What comes back is pinned here until it is given back, as by find()."""
         numbers, (room, keys) = _page_numbers(pages), _keys(keys)
         if len(numbers) != len(keys):
             raise invalid(f"{len(numbers)} pages and {len(keys)} keys", "keys")
@@ -188,13 +204,16 @@ def share(name: str, uid: int, access: str = "read", *, client: Client | None = 
     one's own processes are."""
     if access not in ("none", "read", "write"):
         raise invalid(f"access {access!r}: none, read or write", "access")
+    _check.whole(uid, "uid")
+    if not 0 <= uid < 1 << 32:
+        raise invalid(f"uid is {uid}: a user's number", "uid")
     error, found = new_error(), ffi.new("uint8_t[]", SHARE_BYTES)
     level = ("none", "read", "write").index(access)
-    check(lib.fmha_pool_share((client or default_client()).handle, name.encode(), uid, level, found, error), error)
+    check(lib.fmha_pool_share((client or default_client()).handle, _word(name, "name"), uid, level, found, error), error)
     return bytes(found)
 
 
 def drop(name: str, *, client: Client | None = None) -> None:
     """Ends a pool that nobody has open."""
     error = new_error()
-    check(lib.fmha_pool_drop((client or default_client()).handle, name.encode(), error), error)
+    check(lib.fmha_pool_drop((client or default_client()).handle, _word(name, "name"), error), error)

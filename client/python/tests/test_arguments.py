@@ -144,3 +144,10 @@ def test_types_that_differ_are_named():
         fa.flash_attn_func(x, x, x.bfloat16())
     with pytest.raises(fmha.FmhaError, match="complex"):
         fa.flash_attn_func(*[x.to(torch.complex64)] * 3)
+
+
+def test_sizes_beyond_32_bits_are_refused():
+    q = np.zeros((1, 1, 1, 16), np.float32)
+    keys = np.broadcast_to(q, (1, 2**31 + 5, 1, 16))
+    with pytest.raises(fmha.InvalidError, match="a size of the problem"):
+        fmha.attention(q, keys, keys)

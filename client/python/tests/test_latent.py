@@ -168,6 +168,14 @@ def test_chosen_beyond_the_length():
     check(o[0], formula(q[0], latents[0, :50], 512, False)[0], torch.float32)
 
 
+@pytest.mark.parametrize("bad", [-(2**63), -(2**32), 2**32, 2**32 + 3, 2**63 - 1])
+def test_chosen_beyond_32_bits(bad):
+    """Of int64, as torch.topk() gives them: cut to 32 bits these would name keys."""
+    q, latents = random(1, 1, 8, 576), random(1, 16, 576, seed=2)
+    o = fmha.mla_decode(q, latents, indices=torch.tensor([[[5, bad]]]), slots=False)
+    check(o[0], formula(q[0], latents[0, 5:6], 512, False)[0], torch.float32)
+
+
 def test_one_sign():
     """Long sequences of values of one sign: what is lost in sums shows."""
     q, latents = random(1, 1, 16, 576, dtype=torch.bfloat16), (random(1, 20000, 576, seed=2).abs() + 0.5).bfloat16()

@@ -300,6 +300,18 @@ def test_flash_attn_functions_take_masks():
 
 
 @with_torch
+def test_endpoints_beyond_32_bits_are_behind_all_keys():
+    import torch
+
+    import fmha.torch as ft
+
+    q, k, v = (torch.randn(1, 20, 2, 16) for _ in range(3))
+    everything = torch.full((1, 1, 20), 2**32)
+    assert torch.equal(ft.attention(q, k, v, mask=everything), ft.attention(q, k, v))
+    assert torch.equal(fmha.attention(q, k, v, mask=everything), ft.attention(q, k, v))
+
+
+@with_torch
 def test_masks_in_a_graph():
     import torch
 

@@ -157,8 +157,10 @@ static void do_seal(struct both *b, int holder, int page, int key)
 	}
 	assert_int_equal(r, KVPOOL_OK);
 	assert_int_equal(published, there >= 0 ? there : page);
-	if (there >= 0)
+	if (there >= 0) {
+		model_pin(m, holder, there);
 		return;
+	}
 	m->what[page] = SEALED;
 	m->key[page] = (unsigned char)key;
 	m->by[page] = NOBODY;
@@ -246,6 +248,15 @@ static void end_if_over(struct both *b, int holder)
 	b->model.dying[holder] = 0;
 }
 
+/* Without an end of pins there would be none of states. */
+static bool is_at_its_pins_end(const struct model *m, int holder)
+{
+	for (int page = 0; page < PAGES; page++)
+		if (m->pins[holder][page] >= MOST_PINS)
+			return true;
+	return false;
+}
+
 static bool is_possible(const struct model *m, const struct step *s)
 {
 	switch ((enum call)s->call) {
@@ -253,12 +264,9 @@ static bool is_possible(const struct model *m, const struct step *s)
 	case LEASE_ALL:
 		return !m->dying[s->holder] && s->page == 0 && s->keys == 0;
 	case SEAL:
-		return !m->dying[s->holder] && s->keys < KEYS;
+		return !m->dying[s->holder] && s->keys < KEYS && !is_at_its_pins_end(m, s->holder);
 	case FIND:
-		for (int page = 0; page < PAGES; page++) /* or there would be no end of states */
-			if (m->pins[s->holder][page] >= MOST_PINS)
-				return false;
-		return !m->dying[s->holder] && s->page == 0;
+		return !m->dying[s->holder] && s->page == 0 && !is_at_its_pins_end(m, s->holder);
 	case GIVE_BACK:
 		return !m->dying[s->holder] && s->keys == 0;
 	case ABANDON_ONE:
@@ -482,10 +490,10 @@ static void keys_that_look_alike_are_told_apart(void **unused)
 
 static void pins_of_one_holder_have_an_end(void **unused)
 {
-	struct kvpool *pool = kvpool_new(1, 1);
+	struct kvpool *pool = kvpool_new(2, 1);
 	struct kvpool_holder holder;
 	uint8_t key[1][KVPOOL_KEY_BYTES] = {{7}};
-	uint32_t page, found, pins = 1;
+	uint32_t page, other, found, pins = 1;
 
 	(void)unused;
 	assert_true(pool && kvpool_holder_init(pool, &holder));
@@ -496,11 +504,27 @@ static void pins_of_one_holder_have_an_end(void **unused)
 		pins++;
 	assert_int_equal(pins, UINT16_MAX - 1);
 	assert_int_equal(kvpool_seal(pool, &holder, page, key[0], &found), KVPOOL_NOT_LEASED);
-	assert_true(kvpool_abandon(pool, &holder, 1));
+	assert_int_equal(kvpool_lease(pool, &holder, 1, &other), 1);
+	assert_int_equal(kvpool_seal(pool, &holder, other, key[0], &found), KVPOOL_MOST_PINS);
+	assert_int_equal(kvpool_give_back(pool, &holder, other), KVPOOL_OK);
+	assert_true(kvpool_abandon(pool, &holder, 2));
 	assert_int_equal(holder.n_pins, 0);
 	assert_int_equal(kvpool_count(pool).n_pinned, 0);
 	kvpool_holder_deinit(&holder);
 	kvpool_free(pool);
+}
+
+static void the_cost_of_any_number_is_told(void **unused)
+{
+	static const uint32_t numbers[] = {0, 1, 1u << 30, (1u << 30) + 1, 1u << 31, UINT32_MAX};
+	uint64_t before = 0;
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		assert_true(kvpool_cost(numbers[i]) >= (uint64_t)numbers[i] * KVPOOL_KEY_BYTES);
+		assert_true(kvpool_cost(numbers[i]) > before);
+		before = kvpool_cost(numbers[i]);
+	}
 }
 
 int main(void)
@@ -509,6 +533,7 @@ int main(void)
 		cmocka_unit_test(every_state_is_right),
 		cmocka_unit_test(keys_that_look_alike_are_told_apart),
 		cmocka_unit_test(pins_of_one_holder_have_an_end),
+		cmocka_unit_test(the_cost_of_any_number_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -289,10 +289,10 @@ class FmhaPoolConnector(KVConnectorBase_V1):
         for number, layer in enumerate(self.layers):
             data[to, number] = layer[of]
         published = pool.seal(mine, keys[: len(mine)])
-        ours = [page for page, other in zip(mine, published) if page == other]
-        self.spare += [page for page, other in zip(mine, published) if page != other]  # somebody was faster
-        pool.give_back(ours)
-        counts["saved"] += len(ours)
+        left = [page for page, other in zip(mine, published) if page != other]  # somebody was faster
+        self.spare += left
+        pool.give_back(published)
+        counts["saved"] += len(published) - len(left)
 
     def get_block_ids_with_load_errors(self):
         failed, self.failed = self.failed, set()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _again, _check, _problem, _run, _tensors, masks
+from .. import _again, _arrays, _check, _problem, _run, _tensors, masks
 from .._lib import invalid
 
 MAX_HDIM = 256
@@ -71,7 +71,7 @@ def _masked(mask, q, layout, packed) -> tuple:
         raise invalid(f"mask is a {type(data).__name__}: one of fmha.masks, or a torch tensor", "mask")
     if data.device != q.device:
         raise invalid(f"mask is on {data.device} and q on {q.device}", "mask")
-    return (data.to(torch.int32), None) if role == "mask_intervals" else (None, data)
+    return (_arrays.int32(data, "mask"), None) if role == "mask_intervals" else (None, data)
 
 
 def _inputs(q, k, v, extras):

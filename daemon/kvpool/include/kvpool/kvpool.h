@@ -43,6 +43,7 @@ enum kvpool_result {
 	KVPOOL_NO_PAGE,    /* there is none of that number */
 	KVPOOL_NOT_LEASED, /* the holder has not leased it */
 	KVPOOL_NOT_HELD,   /* the holder has neither leased nor pinned it */
+	KVPOOL_MOST_PINS,  /* the holder has pinned the page of that key as often as it can */
 };
 
 /* @secret: random, so that no choice of keys makes looking them up slow. Return: given; NULL: out of memory. */
@@ -72,8 +73,9 @@ uint32_t kvpool_lease(struct kvpool *pool, struct kvpool_holder *holder, uint32_
 		      uint32_t *ret_pages);
 
 /*
- * Publishes a page that @holder has leased; it is then pinned by it. Where another page has the key already,
- * that is *ret_page, and @page stays leased.
+ * Publishes a page that @holder has leased. Where another page has the key already, that is *ret_page, and @page stays
+ * leased. *ret_page is then pinned by @holder, whichever it is: it would be nobody's who reads it from now on, and
+ * somebody else's soon.
  */
 enum kvpool_result kvpool_seal(struct kvpool *pool, struct kvpool_holder *holder, uint32_t page,
 			       const uint8_t key[KVPOOL_KEY_BYTES], uint32_t *ret_page);
