@@ -9,7 +9,7 @@
 
 #include <proto/error.h>
 
-static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_WORD)};
+static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 
 const char *plan_family_name(enum abi_family family)
 {

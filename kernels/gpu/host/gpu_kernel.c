@@ -162,7 +162,7 @@ static int can_wait(const struct gpu_arch *arch)
 static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
 				const struct gpu_tile *tile, struct gpu_kernel *k)
 {
-	static const char *const entries[] = {ABI_FAMILIES(ABI_WORD)};
+	static const char *const entries[] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 

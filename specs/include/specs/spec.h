@@ -26,8 +26,7 @@
  * words that only data depends on (archs, pipelines, tile tags) are numbered by the catalog
  * instead.
  */
-#define SPEC_FAMILIES(X) ABI_FAMILIES(X)
-#define SPEC_DTYPES(X)   /* inputs; "fp8bf16": fp8 inputs, bf16 output */                          \
+#define SPEC_DTYPES(X) /* inputs; "fp8bf16": fp8 inputs, bf16 output */                            \
 	X(FP16, fp16)                                                                              \
 	X(BF16, bf16)                                                                              \
 	X(FP32, fp32)                                                                              \
@@ -64,7 +63,7 @@
 	X(P, p)                                                                                    \
 	X(RP, rp)
 
-#define SPEC_ENUM_FAMILY(ID, word)  SPEC_##ID,
+#define SPEC_ENUM_FAMILY(ID, ...)   SPEC_##ID,
 #define SPEC_ENUM_DTYPE(ID, word)   SPEC_##ID,
 #define SPEC_ENUM_MODE(ID, word)    SPEC_MODE_##ID,
 #define SPEC_ENUM_VLAYOUT(ID, word) SPEC_VLAYOUT_##ID,
@@ -75,7 +74,7 @@
 #define SPEC_ENUM_LAYOUT(ID, word)  SPEC_KV_##ID,
 #define SPEC_ENUM_LOOKUP(ID, word)  SPEC_KV_##ID,
 #define SPEC_ENUM_DROPOUT(ID, word) SPEC_DROPOUT_##ID,
-enum spec_family { SPEC_FAMILIES(SPEC_ENUM_FAMILY) SPEC_N_FAMILIES };
+enum spec_family { ABI_FAMILIES(SPEC_ENUM_FAMILY) SPEC_N_FAMILIES };
 enum spec_dtype { SPEC_DTYPES(SPEC_ENUM_DTYPE) SPEC_N_DTYPES };
 enum spec_mode { SPEC_MODES(SPEC_ENUM_MODE) SPEC_N_MODES };
 enum spec_vlayout { SPEC_VLAYOUTS(SPEC_ENUM_VLAYOUT) SPEC_N_VLAYOUTS };
