@@ -556,17 +556,9 @@ static uint32_t dropout_offset(const struct plan *plan, enum abi_family family)
 {
 	if (plan->problem.dropout_p <= 0.0F)
 		return 0;
-	switch (family) {
-	case ABI_FWD:
-	case ABI_FWD_SPLITKV:
-	case ABI_FWD_PAGEDKV:
-	case ABI_BATCH_PREFILL:
-		return offsetof(struct abi_fwd_args, dropout);
-	case ABI_BWD_DQ_DK_DV:
-		return offsetof(struct abi_bwd_args, dropout);
-	default:
-		return 0;
-	}
+	return TRAITS_FORWARD >> family & 1 ? offsetof(struct abi_fwd_args, dropout)
+	       : family == ABI_BWD_DQ_DK_DV ? offsetof(struct abi_bwd_args, dropout)
+					    : 0;
 }
 
 static struct abi_words words_of(const struct plan *plan, const struct launch_bases *bases,
