@@ -15,7 +15,7 @@ struct family {
 	uint32_t always; /* traits that are 1 */
 };
 
-static const struct family families[SPEC_N_FAMILIES] = {
+static const struct family families[] = {
 	[SPEC_FWD] = {"fwd", 0},
 	[SPEC_FWD_SPLITKV] = {"splitkv", 0},
 	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", 0},
@@ -26,6 +26,8 @@ static const struct family families[SPEC_N_FAMILIES] = {
 	[SPEC_BWD_DQ_DK_DV] = {"bwd", 0},
 	[SPEC_BWD_CONVERT_DQ] = {"bwd", 0},
 };
+_Static_assert(sizeof(families) / sizeof(families[0]) == SPEC_N_FAMILIES,
+	       "every family is of a variant");
 
 static int is_fp8(int data_type)
 {
