@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * local.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
+ * local_plan.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
  *
  * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
  * the same one. Their pages are there once, for as long as the device has the kernel loaded, and status says how
