@@ -17,7 +17,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 
 #define MOST_JOBS       16
 #define FAR_TOO_SLOW    2.0 /* times the best, estimated: not even one */

@@ -6,7 +6,7 @@
  * the same one. Their pages are there once, for as long as the device has the kernel loaded, and status says how
  * many. A descriptor that was not read yet is its user's, as any answer's.
  */
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 #include "tuner.h"
 
 #include <stdio.h>

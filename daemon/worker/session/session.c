@@ -8,7 +8,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#include "kernels.h"
+#include "worker_registry.h"
 #include "run/request.h"
 #include "table.h"
 
