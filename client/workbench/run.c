@@ -10,7 +10,7 @@
 #include <proto/problem.h>
 
 #include "check_grad.h"
-#include "files.h"
+#include "tensor_files.h"
 #include "judge.h"
 #include "recipe.h"
 #include "stats.h"

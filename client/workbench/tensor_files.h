@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* files.h: a problem's tensors as .npy files: which option names which role, and what sizes follow.
+/* tensor_files.h: a problem's tensors as .npy files: which option names which role, and what sizes follow.
  */
 #ifndef CTL_FILES_H
 #define CTL_FILES_H
