@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* worker_registry.h: the registry of the worker's device and what clients may ask of it. */
-#ifndef FMHAD_WORKER_KERNELS_H
-#define FMHAD_WORKER_KERNELS_H
+#ifndef FMHAD_WORKER_REGISTRY_H
+#define FMHAD_WORKER_REGISTRY_H
 
 #include <registry/registry.h>
 
