@@ -161,7 +161,7 @@ static void spell_shape(const struct spec_catalog *catalog, const struct own_spa
 {
 	part->n = 1;
 	name_part(catalog, kernel, at, part->text[0]);
-	if (!(own->backend->any_dims >> kernel->signature.family & 1))
+	if (!family_takes_any_dims(kernel->signature.family))
 		return;
 	for (size_t i = 0; i < own->backend->n_head_dims; i++) {
 		struct kernel_signature old = kernel->signature;

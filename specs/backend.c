@@ -12,23 +12,22 @@
 /* What a family's kernels may be asked for, and what all of them have. */
 struct family {
 	const char *variant;
-	field_set dims;  /* the head dims that it reads */
 	uint32_t always; /* traits that are 1 */
 };
 
-#define BOTH_DIMS (FIELD_BIT(hdim_q) | FIELD_BIT(hdim_v))
-
-static const struct family families[SPEC_N_FAMILIES] = {
-	[SPEC_FWD] = {"fwd", BOTH_DIMS, 0},
-	[SPEC_FWD_SPLITKV] = {"splitkv", BOTH_DIMS, 0},
-	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", FIELD_BIT(hdim_v), 0},
-	[SPEC_FWD_PAGEDKV] = {"pagedkv", BOTH_DIMS, TRAIT_BIT(paged)},
-	[SPEC_FWD_APPENDKV] = {"appendkv", BOTH_DIMS, 0},
-	[SPEC_BATCH_PREFILL] = {"batch_prefill", BOTH_DIMS, TRAIT_BIT(paged)},
-	[SPEC_BWD_DOT_DO_O] = {"bwd", FIELD_BIT(hdim_v), 0},
-	[SPEC_BWD_DQ_DK_DV] = {"bwd", BOTH_DIMS, 0},
-	[SPEC_BWD_CONVERT_DQ] = {"bwd", FIELD_BIT(hdim_q), 0},
+static const struct family families[] = {
+	[SPEC_FWD] = {"fwd", 0},
+	[SPEC_FWD_SPLITKV] = {"splitkv", 0},
+	[SPEC_FWD_SPLITKV_COMBINE] = {"splitkv", 0},
+	[SPEC_FWD_PAGEDKV] = {"pagedkv", TRAIT_BIT(paged)},
+	[SPEC_FWD_APPENDKV] = {"appendkv", 0},
+	[SPEC_BATCH_PREFILL] = {"batch_prefill", TRAIT_BIT(paged)},
+	[SPEC_BWD_DOT_DO_O] = {"bwd", 0},
+	[SPEC_BWD_DQ_DK_DV] = {"bwd", 0},
+	[SPEC_BWD_CONVERT_DQ] = {"bwd", 0},
 };
+_Static_assert(sizeof(families) / sizeof(families[0]) == SPEC_N_FAMILIES,
+	       "every family is of a variant");
 
 static int is_fp8(int data_type)
 {
@@ -73,16 +72,12 @@ static uint16_t most_dim(const struct spec_backend *backend)
 	return backend->head_dims[backend->n_head_dims - 1].hdim_q;
 }
 
-/* Of a family with any dims there is one kernel; one that reads one head dim has it twice. */
+/* Of a family with any dims there is one kernel. */
 static struct spec_head_dims own_dims(const struct spec_backend *backend, int family,
 				      struct spec_head_dims dims)
 {
-	field_set read = families[family].dims;
-
-	if (backend->any_dims >> family & 1)
+	if (family_takes_any_dims(family))
 		dims.hdim_q = dims.hdim_v = most_dim(backend);
-	else if (read != BOTH_DIMS)
-		dims.hdim_q = dims.hdim_v = read & FIELD_BIT(hdim_q) ? dims.hdim_q : dims.hdim_v;
 	return dims;
 }
 
@@ -207,15 +202,12 @@ size_t spec_own_head_dims(const struct spec_catalog *catalog, int arch, enum spe
 	const struct spec_backend *backend = catalog->archs[arch].own.backend;
 	size_t n = 0;
 
-	if (backend->any_dims >> family & 1) {
+	if (family_takes_any_dims(family)) {
 		ret_pairs[0] = (struct spec_head_dims){most_dim(backend), most_dim(backend)};
 		return 1;
 	}
-	/* A family that reads one head dim has each once. */
 	for (size_t i = 0; i < backend->n_head_dims && n < SPEC_MAX_HEAD_DIMS; i++)
-		if (families[family].dims == BOTH_DIMS ||
-		    backend->head_dims[i].hdim_q == backend->head_dims[i].hdim_v)
-			ret_pairs[n++] = backend->head_dims[i];
+		ret_pairs[n++] = backend->head_dims[i];
 	return n;
 }
 
@@ -411,7 +403,7 @@ void spec_reduce(const struct spec_catalog *catalog, struct kernel_spec *spec)
 	if (!own->backend || spec_pipeline_flags(catalog, spec->pipeline) < 0)
 		return;
 	backend_reduce(own->backend, &reduced);
-	if (!(own->backend->any_dims >> reduced.family & 1) || !backend_recut(own, spec, &reduced))
+	if (!family_takes_any_dims(reduced.family) || !backend_recut(own, spec, &reduced))
 		spec->signature = reduced;
 }
 

@@ -155,6 +155,11 @@ static inline void trait_set(struct traits *traits, int trait, uint8_t value)
 {
 	((uint8_t *)traits)[trait_infos[trait].at] = value;
 }
+/* Kernels without scores take head dims as they come, and have the largest in their names. */
+static inline int family_takes_any_dims(int family)
+{
+	return !(TRAITS_SCORES >> family & 1);
+}
 /* The fields by which specs say those of @set; writes them. */
 field_set fields_of_traits(uint32_t set);
 void signature_set_traits(struct kernel_signature *signature, uint32_t set,

@@ -369,7 +369,7 @@ void spec_set(struct kernel_spec *spec, enum spec_field field, int64_t value)
 }
 
 #define WORD(ID, word) #word,
-static const char *const words_family[] = {SPEC_FAMILIES(WORD)};
+static const char *const words_family[] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 static const char *const words_data_type[] = {SPEC_DTYPES(WORD)};
 static const char *const words_mode[] = {SPEC_MODES(WORD)};
 static const char *const words_vlayout[] = {SPEC_VLAYOUTS(WORD)};

@@ -16,48 +16,43 @@
 enum form { TEXT, COUNT, BYTES, TIME };
 
 struct column {
-	const char *title;
 	const char *path; /* "worker.memory.bytes" */
 	enum form form;
+	const char *title; /* NULL: the path's last word */
 };
 
-static const struct column device_columns[] = {{"device", "device", COUNT},
-					       {"state", "state", TEXT},
-					       {"name", "name", TEXT},
-					       {"arch", "arch", TEXT},
-					       {"worker", "worker_pid", COUNT},
-					       {"deaths", "deaths", COUNT},
-					       {"buffers", "worker.memory.buffers", COUNT},
-					       {"memory", "worker.memory.bytes", BYTES},
-					       {"loaded", "worker.code.kernels", COUNT},
-					       {"idle", "worker.code.idle", COUNT},
-					       {"runs", "worker.runs.done", COUNT},
-					       {"pending", "worker.runs.pending", COUNT},
-					       {"failed", "worker.runs.failed", COUNT},
-					       {"kernel p50", "worker.latency_ns.kernel.p50", TIME},
-					       {"p99", "worker.latency_ns.kernel.p99", TIME},
-					       {"tuned", "tuned.results", COUNT},
-					       {NULL, NULL, TEXT}};
+static const struct column device_columns[] = {
+	{"device", COUNT, NULL},
+	{"state", TEXT, NULL},
+	{"name", TEXT, NULL},
+	{"arch", TEXT, NULL},
+	{"worker_pid", COUNT, "worker"},
+	{"deaths", COUNT, NULL},
+	{"worker.memory.buffers", COUNT, NULL},
+	{"worker.memory.bytes", BYTES, "memory"},
+	{"worker.code.kernels", COUNT, "loaded"},
+	{"worker.code.idle", COUNT, NULL},
+	{"worker.runs.done", COUNT, "runs"},
+	{"worker.runs.pending", COUNT, NULL},
+	{"worker.runs.failed", COUNT, NULL},
+	{"worker.latency_ns.kernel.p50", TIME, "kernel p50"},
+	{"worker.latency_ns.kernel.p99", TIME, NULL},
+	{"tuned.results", COUNT, "tuned"},
+	{NULL, TEXT, NULL},
+};
 
-static const struct column session_columns[] = {{"device", "device", COUNT},
-						{"uid", "uid", COUNT},
-						{"pid", "pid", COUNT},
-						{"client", "client", TEXT},
-						{"buffers", "buffers", COUNT},
-						{"memory", "memory_bytes", BYTES},
-						{"plans", "plans", COUNT},
-						{"waiting", "waiting", COUNT},
-						{"running", "running", COUNT},
-						{"runs", "runs", COUNT},
-						{"kernels", "kernel_ns", TIME},
-						{"latest shape", "shape", TEXT},
-						{NULL, NULL, TEXT}};
+static const struct column session_columns[] = {
+	{"device", COUNT, NULL}, {"uid", COUNT, NULL},           {"pid", COUNT, NULL},
+	{"client", TEXT, NULL},  {"buffers", COUNT, NULL},       {"memory_bytes", BYTES, "memory"},
+	{"plans", COUNT, NULL},  {"waiting", COUNT, NULL},       {"running", COUNT, NULL},
+	{"runs", COUNT, NULL},   {"kernel_ns", TIME, "kernels"}, {"shape", TEXT, "latest shape"},
+	{NULL, TEXT, NULL},
+};
 
-static const struct column limit_columns[] = {{"limit", "limit", TEXT},
-					      {"of", "of", TEXT},
-					      {"value", "value", COUNT},
-					      {"hit", "hits", COUNT},
-					      {NULL, NULL, TEXT}};
+static const struct column limit_columns[] = {
+	{"limit", TEXT, NULL},  {"of", TEXT, NULL}, {"value", COUNT, NULL},
+	{"hits", COUNT, "hit"}, {NULL, TEXT, NULL},
+};
 
 /* ---- a table ---- */
 
@@ -114,6 +109,13 @@ static void print_cell(const char *text, size_t width, enum form form, bool last
 			     last ? "\n" : "");
 }
 
+static const char *title_of(const struct column *column)
+{
+	const char *dot = strrchr(column->path, '.');
+
+	return column->title ? column->title : dot ? dot + 1 : column->path;
+}
+
 /* @rows: a list of objects. */
 static void status_view_print_table(const cJSON *rows, const struct column *columns)
 {
@@ -122,10 +124,10 @@ static void status_view_print_table(const cJSON *rows, const struct column *colu
 	size_t n_columns = 0;
 	const cJSON *row;
 
-	while (columns[n_columns].title)
+	while (columns[n_columns].path)
 		n_columns++;
 	for (size_t i = 0; i < n_columns; i++) {
-		widths[i] = strlen(columns[i].title);
+		widths[i] = strlen(title_of(&columns[i]));
 		cJSON_ArrayForEach(row, rows)
 		{
 			size_t n = strlen(cell(row, &columns[i], text));
@@ -134,7 +136,7 @@ static void status_view_print_table(const cJSON *rows, const struct column *colu
 		}
 	}
 	for (size_t i = 0; i < n_columns; i++)
-		print_cell(columns[i].title, widths[i], columns[i].form, i + 1 == n_columns);
+		print_cell(title_of(&columns[i]), widths[i], columns[i].form, i + 1 == n_columns);
 	cJSON_ArrayForEach(row, rows)
 	{
 		for (size_t i = 0; i < n_columns; i++)
@@ -200,7 +202,7 @@ static void print_front(const cJSON *status)
 {
 	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
 	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
-	const struct column size = {"", "cache.bytes", BYTES};
+	const struct column size = {"cache.bytes", BYTES, NULL};
 	char text[CELL];
 
 	(void)printf("fmhad %s: %s, pid %.0f, up %.0f s\n", ctl_text(status, "version"),

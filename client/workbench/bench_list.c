@@ -150,20 +150,17 @@ static bool passes(const struct bench_lister *lister, const char *kernel)
 }
 
 /* The stage whose kernels are compared; those beside it follow from it. */
-static bool is_main(uint32_t op, const char *family)
+static bool is_main(const struct bench_lister *lister, uint32_t op, const char *word)
 {
-	static const char *const forward[] = {"fwd", "fwd_splitkv", "fwd_pagedkv", "batch_prefill"};
+	static const uint32_t families[] = {
+		[FMHA_FORWARD] = TRAITS_FORWARD,
+		[FMHA_BACKWARD] = TRAITS_IN(BWD_DQ_DK_DV),
+		[FMHA_APPEND_KV] = TRAITS_IN(FWD_APPENDKV),
+		[FMHA_MERGE_STATES] = TRAITS_IN(FWD_SPLITKV_COMBINE),
+	};
+	int family = spec_word_find(lister->catalog, SPEC_FIELD_family, word);
 
-	if (op == FMHA_BACKWARD)
-		return !strcmp(family, "bwd_dq_dk_dv");
-	if (op == FMHA_APPEND_KV)
-		return !strcmp(family, "fwd_appendkv");
-	if (op == FMHA_MERGE_STATES)
-		return !strcmp(family, "fwd_splitkv_combine");
-	for (size_t i = 0; i < sizeof(forward) / sizeof(forward[0]); i++)
-		if (!strcmp(family, forward[i]))
-			return true;
-	return false;
+	return family >= 0 && families[op] >> family & 1;
 }
 
 /* @first: this is the planner's own plan, whose choice is to be marked. */
@@ -179,7 +176,7 @@ static int add_selections(const struct bench_lister *lister, const cJSON *root, 
 	{
 		const char *chosen = ctl_text(selection, "chosen");
 
-		if (!chosen[0] || !is_main(op, ctl_text(selection, "family")))
+		if (!chosen[0] || !is_main(lister, op, ctl_text(selection, "family")))
 			continue;
 		cJSON_ArrayForEach(candidate,
 				   cJSON_GetObjectItemCaseSensitive(selection, "candidates"))

@@ -8,123 +8,95 @@
 
 #include "recipe.h"
 
+/* OPTION(name, ID, value, help), in the order of --help; ALSO(name, ID, value): another name of it. */
+#define RECIPE_OPTIONS(OPTION, ALSO)                                                               \
+	OPTION("b", BATCH, "N", "sequences (default 1)")                                           \
+	ALSO("batch", BATCH, "N")                                                                  \
+	OPTION("h", HEADS_Q, "N", "heads of Q, and of K and V unless -h_k says else (default 8)")  \
+	ALSO("heads", HEADS_Q, "N")                                                                \
+	ALSO("heads-q", HEADS_Q, "N")                                                              \
+	OPTION("h_k", HEADS_K, "N", "heads of K and V")                                            \
+	ALSO("heads-k", HEADS_K, "N")                                                              \
+	OPTION("s", SEQLEN_Q, "N,...",                                                             \
+	       "rows a sequence (default 1024); a number a sequence: packed (varlen)")             \
+	ALSO("seqlen", SEQLEN_Q, "N,...")                                                          \
+	ALSO("seqlen-q", SEQLEN_Q, "N,...")                                                        \
+	OPTION("s_k", SEQLEN_K, "N,...", "keys a sequence (default: as rows)")                     \
+	ALSO("seqlen-k", SEQLEN_K, "N,...")                                                        \
+	OPTION("s_qpad", Q_ROOM, "N,...", "rows that sequences take in memory")                    \
+	OPTION("s_kpad", K_ROOM, "N,...", "keys that sequences take in memory")                    \
+	OPTION("q_eff_lens", Q_REAL, "N,...", "rows in use of -s")                                 \
+	OPTION("kv_eff_lens", K_REAL, "N,...", "keys in use of -s_k")                              \
+	OPTION("lengths", LENGTHS, "equal|mixed|ramp|one_long|with_empty|padded",                  \
+	       "how long the sequences are, -s being the longest")                                 \
+	OPTION("d", HDIM_Q, "N",                                                                   \
+	       "head dim of Q and K, and of V unless -d_v says else (default 128)")                \
+	ALSO("hdim", HDIM_Q, "N")                                                                  \
+	OPTION("d_v", HDIM_V, "N", "head dim of V")                                                \
+	ALSO("hdim-v", HDIM_V, "N")                                                                \
+	OPTION("prec", PREC, "T",                                                                  \
+	       "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type")    \
+	OPTION("dtype", DTYPE, "f32|f16|bf16|e4m3|e5m2", "the same")                               \
+	OPTION("out-type", DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)")             \
+	OPTION("kv-type", DTYPE_KV, "e4m3|e5m2", "of K and V under a Q of f16 or bf16")            \
+	OPTION("mode", MODE, "0|1", "1: packed sequences (varlen)")                                \
+	OPTION("group", GROUP, NULL, "the same as -mode 1")                                        \
+	OPTION("lse", LSE, "[0|1]", "there is an LSE")                                             \
+	OPTION("bias", BIAS, "[n|e|e:0|e:1|e:2|a|a:1]",                                            \
+	       "none; elements, one plane (e, e:0), one a head (e:1), one a sequence and head "    \
+	       "(e:2, or no value); ALiBi")                                                        \
+	OPTION("alibi", ALIBI, "[0|1]", "ALiBi's slopes")                                          \
+	OPTION("sink", SINK, "[0|1]", "a sink logit a head")                                       \
+	ALSO("init_sink", SINK, "[0|1]")                                                           \
+	OPTION("dbias", DBIAS, "[0|1]", "backward: the bias's gradient")                           \
+	OPTION("dsink", DSINK, "[0|1]", "backward: the sinks' gradient")                           \
+	ALSO("sink_grad", DSINK, "[0|1]")                                                          \
+	OPTION("s_randval", RANDVAL, "[0|1]",                                                      \
+	       "the bytes of dropout are stored, and backward reads them")                         \
+	OPTION("new", NEW, "N", "forward, append: N new keys are written to the cache first")      \
+	ALSO("s_knew", NEW, "N")                                                                   \
+	OPTION("parts", PARTS, "N", "merge: N partial results (default 4)")                        \
+	OPTION("iperm", IPERM, "0|1", "1: heads before rows in Q, K, V and their gradients")       \
+	OPTION("operm", OPERM, "0|1", "1: heads before rows in O")                                 \
+	OPTION("vlayout", VLAYOUT, "r|c", "c: the keys of V lie next to each other")               \
+	OPTION("kv-lookup", LOOKUP, "block_table|indptr", "how pages are found")                   \
+	OPTION("slots", SLOTS, "[0|1]",                                                            \
+	       "append: rows go to slots of the pages in any order, some nowhere; --topk: keys "   \
+	       "are such")                                                                         \
+	OPTION("cache_batch_idx", CACHE_ROWS, "[0|1]",                                             \
+	       "sequences lie in the cache in another order")                                      \
+	OPTION("leftpad", LEFTPAD, "N", "up to N keys are skipped at the left")                    \
+	OPTION("descale", DESCALE, "n|pt|bs|page|slot",                                            \
+	       "fp8: scale factors a tensor, a block, a page (or, by --descale-block-k, so many "  \
+	       "slots); slot: append finds them")                                                  \
+	ALSO("qscale", DESCALE, "n|pt|bs|page|slot")                                               \
+	OPTION("descale-block-q", DESCALE_Q, "N", "rows that share a factor (default 128)")        \
+	OPTION("descale-block-k", DESCALE_K, "N", "keys that share a factor (default 128)")        \
+	OPTION("min-seqlen-q", MIN_SEQLEN_Q, "N", "packed: sequences with fewer rows are skipped") \
+	ALSO("min_seqlen_q", MIN_SEQLEN_Q, "N")                                                    \
+	OPTION("rotary_dim", ROTARY_DIM, "N", "leading elements that --rope turns (default: all)") \
+	OPTION("rotary_interleaved", ROTARY_INTERLEAVED, "0|1", "--rope interleaved, or half")     \
+	OPTION("init", CONTENTS, "nf|uf|ri|tf",                                                    \
+	       "contents: normal (default), uniform, small integers, waves")                       \
+	OPTION("data-seed", DATA_SEED, "N", "of the contents (default 1)")
+
 enum {
-	OPTION_BATCH = RECIPE_OPTION_BASE,
-	OPTION_HEADS_Q,
-	OPTION_HEADS_K,
-	OPTION_SEQLEN_Q,
-	OPTION_SEQLEN_K,
-	OPTION_Q_ROOM,
-	OPTION_K_ROOM,
-	OPTION_Q_REAL,
-	OPTION_K_REAL,
-	OPTION_LENGTHS,
-	OPTION_HDIM_Q,
-	OPTION_HDIM_V,
-	OPTION_DTYPE,
-	OPTION_PREC,
-	OPTION_DTYPE_O,
-	OPTION_DTYPE_KV,
-	OPTION_MODE,
-	OPTION_GROUP,
-	OPTION_LSE,
-	OPTION_BIAS,
-	OPTION_ALIBI,
-	OPTION_SINK,
-	OPTION_DBIAS,
-	OPTION_DSINK,
-	OPTION_RANDVAL,
-	OPTION_NEW,
-	OPTION_PARTS,
-	OPTION_IPERM,
-	OPTION_OPERM,
-	OPTION_VLAYOUT,
-	OPTION_LOOKUP,
-	OPTION_SLOTS,
-	OPTION_CACHE_ROWS,
-	OPTION_LEFTPAD,
-	OPTION_DESCALE,
-	OPTION_DESCALE_Q,
-	OPTION_DESCALE_K,
-	OPTION_MIN_SEQLEN_Q,
-	OPTION_ROTARY_DIM,
-	OPTION_ROTARY_INTERLEAVED,
-	OPTION_CONTENTS,
-	OPTION_DATA_SEED,
-	OPTION_LAST
+	OPTION_BEFORE = RECIPE_OPTION_BASE - 1,
+#define OPTION_ID(name, ID, argument, help) OPTION_##ID,
+#define NO_ID(name, ID, argument)
+	RECIPE_OPTIONS(OPTION_ID, NO_ID)
+#undef OPTION_ID
+#undef NO_ID
+		OPTION_LAST
 };
 
 const struct cli_option recipe_options[] = {
-	{"b", OPTION_BATCH, "N", "sequences (default 1)"},
-	{"batch", OPTION_BATCH, "N", "the same"},
-	{"h", OPTION_HEADS_Q, "N", "heads of Q, and of K and V unless -h_k says else (default 8)"},
-	{"heads", OPTION_HEADS_Q, "N", "the same"},
-	{"heads-q", OPTION_HEADS_Q, "N", "the same"},
-	{"h_k", OPTION_HEADS_K, "N", "heads of K and V"},
-	{"heads-k", OPTION_HEADS_K, "N", "the same"},
-	{"s", OPTION_SEQLEN_Q, "N,...",
-	 "rows a sequence (default 1024); a number a sequence: packed (varlen)"},
-	{"seqlen", OPTION_SEQLEN_Q, "N,...", "the same"},
-	{"seqlen-q", OPTION_SEQLEN_Q, "N,...", "the same"},
-	{"s_k", OPTION_SEQLEN_K, "N,...", "keys a sequence (default: as rows)"},
-	{"seqlen-k", OPTION_SEQLEN_K, "N,...", "the same"},
-	{"s_qpad", OPTION_Q_ROOM, "N,...", "rows that sequences take in memory"},
-	{"s_kpad", OPTION_K_ROOM, "N,...", "keys that sequences take in memory"},
-	{"q_eff_lens", OPTION_Q_REAL, "N,...", "rows in use of -s"},
-	{"kv_eff_lens", OPTION_K_REAL, "N,...", "keys in use of -s_k"},
-	{"lengths", OPTION_LENGTHS, "equal|mixed|ramp|one_long|with_empty|padded",
-	 "how long the sequences are, -s being the longest"},
-	{"d", OPTION_HDIM_Q, "N",
-	 "head dim of Q and K, and of V unless -d_v says else (default 128)"},
-	{"hdim", OPTION_HDIM_Q, "N", "the same"},
-	{"d_v", OPTION_HDIM_V, "N", "head dim of V"},
-	{"hdim-v", OPTION_HDIM_V, "N", "the same"},
-	{"prec", OPTION_PREC, "T",
-	 "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type"},
-	{"dtype", OPTION_DTYPE, "f32|f16|bf16|e4m3|e5m2", "the same"},
-	{"out-type", OPTION_DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)"},
-	{"kv-type", OPTION_DTYPE_KV, "e4m3|e5m2", "of K and V under a Q of f16 or bf16"},
-	{"mode", OPTION_MODE, "0|1", "1: packed sequences (varlen)"},
-	{"group", OPTION_GROUP, NULL, "the same as -mode 1"},
-	{"lse", OPTION_LSE, "[0|1]", "there is an LSE"},
-	{"bias", OPTION_BIAS, "[n|e|e:0|e:1|e:2|a|a:1]",
-	 "none; elements, one plane (e, e:0), one a head (e:1), one a sequence and head (e:2, or "
-	 "no "
-	 "value); ALiBi"},
-	{"alibi", OPTION_ALIBI, "[0|1]", "ALiBi's slopes"},
-	{"sink", OPTION_SINK, "[0|1]", "a sink logit a head"},
-	{"init_sink", OPTION_SINK, "[0|1]", "the same"},
-	{"dbias", OPTION_DBIAS, "[0|1]", "backward: the bias's gradient"},
-	{"dsink", OPTION_DSINK, "[0|1]", "backward: the sinks' gradient"},
-	{"sink_grad", OPTION_DSINK, "[0|1]", "the same"},
-	{"s_randval", OPTION_RANDVAL, "[0|1]",
-	 "the bytes of dropout are stored, and backward reads them"},
-	{"new", OPTION_NEW, "N", "forward, append: N new keys are written to the cache first"},
-	{"s_knew", OPTION_NEW, "N", "the same"},
-	{"parts", OPTION_PARTS, "N", "merge: N partial results (default 4)"},
-	{"iperm", OPTION_IPERM, "0|1", "1: heads before rows in Q, K, V and their gradients"},
-	{"operm", OPTION_OPERM, "0|1", "1: heads before rows in O"},
-	{"vlayout", OPTION_VLAYOUT, "r|c", "c: the keys of V lie next to each other"},
-	{"kv-lookup", OPTION_LOOKUP, "block_table|indptr", "how pages are found"},
-	{"slots", OPTION_SLOTS, "[0|1]",
-	 "append: rows go to slots of the pages in any order, some nowhere; --topk: keys are such"},
-	{"cache_batch_idx", OPTION_CACHE_ROWS, "[0|1]",
-	 "sequences lie in the cache in another order"},
-	{"leftpad", OPTION_LEFTPAD, "N", "up to N keys are skipped at the left"},
-	{"descale", OPTION_DESCALE, "n|pt|bs|page|slot",
-	 "fp8: scale factors a tensor, a block, a page (or, by --descale-block-k, so many slots); "
-	 "slot: append finds them"},
-	{"qscale", OPTION_DESCALE, "n|pt|bs|page|slot", "the same"},
-	{"descale-block-q", OPTION_DESCALE_Q, "N", "rows that share a factor (default 128)"},
-	{"descale-block-k", OPTION_DESCALE_K, "N", "keys that share a factor (default 128)"},
-	{"min-seqlen-q", OPTION_MIN_SEQLEN_Q, "N", "packed: sequences with fewer rows are skipped"},
-	{"min_seqlen_q", OPTION_MIN_SEQLEN_Q, "N", "the same"},
-	{"rotary_dim", OPTION_ROTARY_DIM, "N", "leading elements that --rope turns (default: all)"},
-	{"rotary_interleaved", OPTION_ROTARY_INTERLEAVED, "0|1", "--rope interleaved, or half"},
-	{"init", OPTION_CONTENTS, "nf|uf|ri|tf",
-	 "contents: normal (default), uniform, small integers, waves"},
-	{"data-seed", OPTION_DATA_SEED, "N", "of the contents (default 1)"},
-	CLI_END};
+#define OPTION_ROW(name, ID, argument, help) {name, OPTION_##ID, argument, help},
+#define ALSO_ROW(name, ID, argument)         {name, OPTION_##ID, argument, "the same"},
+	RECIPE_OPTIONS(OPTION_ROW, ALSO_ROW)
+#undef OPTION_ROW
+#undef ALSO_ROW
+		CLI_END};
 
 bool recipe_is_option(int option)
 {

@@ -10,10 +10,10 @@
 #include <proto/problem.h>
 
 #include "check_grad.h"
-#include "files.h"
 #include "judge.h"
 #include "recipe.h"
 #include "stats.h"
+#include "tensor_files.h"
 #include "tensors.h"
 
 /* One run: its end by CLOCK_MONOTONIC, by which processes can compare. */

@@ -3,7 +3,7 @@
 #ifndef CTL_SHAPES_H
 #define CTL_SHAPES_H
 
-#include "files.h"
+#include "tensor_files.h"
 
 /* Sizes, from the files' shapes and tables. Prints what is wrong. Return: 0 or an exit code. */
 int shapes_infer(const struct files *files, struct fmha_problem *problem);

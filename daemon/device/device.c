@@ -147,13 +147,13 @@ void device_set_builder(struct device *device, device_builder builder, device_un
 int device_prepare_tables(struct device *device, struct device_waiter *waiter,
 			  const struct device_kernel **ret_kernel, struct fmha_error *err)
 {
-	if (!device->ops->prepare_tables)
+	if (!device_loads_code(device))
 		return fmha_error_set(
 			err, FMHA_ENOTSUP,
 			"a %s device has no code that clients launch: share memory and "
 			"let its worker run",
 			device->info.backend);
-	return device->ops->prepare_tables(device, waiter, ret_kernel, err);
+	return device->ops->code->prepare_tables(device, waiter, ret_kernel, err);
 }
 
 int device_prepare_words(struct device *device, struct device_waiter *waiter,
@@ -172,12 +172,12 @@ int device_try_words(struct device *device, const struct device_kernel *kernel,
 
 void device_place_tables(const struct device *device, struct launch_record *record)
 {
-	device->ops->place_tables(device, record);
+	device->ops->code->place_tables(device, record);
 }
 
 const char *device_kernel_name(const struct device *device, const struct device_kernel *kernel)
 {
-	return device->ops->kernel_name(kernel);
+	return device->ops->code->kernel_name(kernel);
 }
 
 int device_prepare(struct device *device, const struct plan_stage *stage,
@@ -190,29 +190,29 @@ int device_prepare(struct device *device, const struct plan_stage *stage,
 void device_forget(struct device *device, struct device_waiter *waiter)
 {
 	if (waiter->kernel)
-		device->ops->forget(device, waiter);
+		device->ops->code->forget(device, waiter);
 }
 
 bool device_loads_code(const struct device *device)
 {
-	return device->ops->hold;
+	return device->ops->code;
 }
 
 void device_set_idle(struct device *device, uint64_t most, uint64_t most_bytes)
 {
 	if (device_loads_code(device))
-		device->ops->set_idle(device, most, most_bytes);
+		device->ops->code->set_idle(device, most, most_bytes);
 }
 
 void device_unload_idle(struct device *device)
 {
 	if (device_loads_code(device))
-		device->ops->unload_idle(device);
+		device->ops->code->unload_idle(device);
 }
 
 uint32_t device_count_idle(const struct device *device)
 {
-	return device_loads_code(device) ? device->ops->count_idle(device) : 0;
+	return device_loads_code(device) ? device->ops->code->count_idle(device) : 0;
 }
 
 /* Kernels belong to the device: everybody else only has them. */
@@ -222,23 +222,23 @@ int device_hold(struct device *device, const struct device_kernel *kernel, uint3
 	*ret_first = false;
 	if (!device_loads_code(device) || !kernel)
 		return 0;
-	return device->ops->hold(device, (struct device_kernel *)kernel, uid, ret_first, err);
+	return device->ops->code->hold(device, (struct device_kernel *)kernel, uid, ret_first, err);
 }
 
 bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid)
 {
 	return device_loads_code(device) && kernel &&
-	       device->ops->drop(device, (struct device_kernel *)kernel, uid);
+	       device->ops->code->drop(device, (struct device_kernel *)kernel, uid);
 }
 
 uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel)
 {
-	return device_loads_code(device) && kernel ? device->ops->kernel_bytes(kernel) : 0;
+	return device_loads_code(device) && kernel ? device->ops->code->kernel_bytes(kernel) : 0;
 }
 
 uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel)
 {
-	return device_loads_code(device) && kernel ? device->ops->kernel_spills(kernel) : 0;
+	return device_loads_code(device) && kernel ? device->ops->code->kernel_spills(kernel) : 0;
 }
 
 bool device_has_fences(const struct device *device)
@@ -273,23 +273,23 @@ bool device_release_fences(struct device *device, struct device_launch *launch)
 
 bool device_shares_memory(const struct device *device)
 {
-	return !device->ops->staging_new;
+	return !device->ops->staging;
 }
 
 uint64_t device_staging_cost(const struct device *device, uint64_t bytes)
 {
-	return bytes > MOST_BYTES ? MOST_BYTES : device->ops->staging_cost(device, bytes);
+	return bytes > MOST_BYTES ? MOST_BYTES : device->ops->staging->cost(device, bytes);
 }
 
 int device_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 		       struct fmha_error *err)
 {
-	return device->ops->staging_new(device, bytes, ret_memory, err);
+	return device->ops->staging->new (device, bytes, ret_memory, err);
 }
 
 void device_staging_free(struct device *device, struct device_memory *memory)
 {
-	device->ops->staging_free(device, memory);
+	device->ops->staging->free(device, memory);
 }
 
 void device_set_quarantine(struct device *device, device_quarantine is_quarantined, void *worker)
@@ -430,7 +430,7 @@ void device_trim(struct device *device)
 
 bool device_make_room(struct device *device, uint64_t bytes)
 {
-	return device->ops->make_room && device->ops->make_room(device, bytes);
+	return device->ops->staging && device->ops->staging->make_room(device, bytes);
 }
 
 int device_inject(struct device *device, const char *fault, uint32_t after, struct fmha_error *err)

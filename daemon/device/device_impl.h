@@ -8,8 +8,36 @@
 
 #include <device/device.h>
 
+/* Of a device that loads the code of its kernels, and may unload it. */
+struct device_code_ops {
+	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
+			      const struct device_kernel **ret_kernel, struct fmha_error *err);
+	void (*place_tables)(const struct device *device, struct launch_record *record);
+	const char *(*kernel_name)(const struct device_kernel *kernel);
+	void (*forget)(struct device *device, struct device_waiter *waiter);
+	int (*hold)(struct device *device, struct device_kernel *kernel, uint32_t uid,
+		    bool *ret_first, struct fmha_error *err);
+	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
+	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
+	uint32_t (*kernel_spills)(const struct device_kernel *kernel);
+	void (*set_idle)(struct device *device, uint64_t most, uint64_t most_bytes);
+	void (*unload_idle)(struct device *device);
+	uint32_t (*count_idle)(const struct device *device);
+};
+
+/* Of a device with memory of its own: what the host has goes there by copies. */
+struct device_staging_ops {
+	uint64_t (*cost)(const struct device *device, uint64_t bytes);
+	int (*new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		   struct fmha_error *err);
+	void (*free)(struct device *device, struct device_memory *memory);
+	bool (*make_room)(struct device *device, uint64_t bytes);
+};
+
 struct device_ops {
 	const char *backend;
+	const struct device_code_ops *code;       /* NULL: its kernels are built in */
+	const struct device_staging_ops *staging; /* NULL: it computes in the host's memory */
 	/* Sets ops and info; device_open() fills in the rest of struct device. */
 	int (*open)(const struct config_device *config, struct device **ret_device,
 		    struct fmha_error *err);
@@ -23,7 +51,6 @@ struct device_ops {
 	uint64_t (*memory_cost)(const struct device *device,
 				const struct device_memory_source *source, bool created);
 	uint64_t (*workspace_cost)(const struct device *device, uint64_t bytes);
-	uint64_t (*staging_cost)(const struct device *device, uint64_t bytes);
 	int (*memory_create)(struct device *device, uint64_t size, struct device_memory *ret_memory,
 			     int *ret_fd, struct fmha_error *err);
 	/* NULL: it keeps no spare memory. */
@@ -42,30 +69,11 @@ struct device_ops {
 	int (*prepare)(struct device *device, const struct plan_stage *stage,
 		       const union abi_args *args, struct device_waiter *waiter,
 		       const struct device_kernel **ret_kernel, struct fmha_error *err);
-	/* The next sixteen, and staging_cost, are NULL on devices whose kernels are built in and
-	 * whose memory is the host's. */
-	int (*prepare_tables)(struct device *device, struct device_waiter *waiter,
-			      const struct device_kernel **ret_kernel, struct fmha_error *err);
 	/* Both NULL: its fences need no code. */
 	int (*prepare_words)(struct device *device, struct device_waiter *waiter,
 			     const struct device_kernel **ret_kernel, struct fmha_error *err);
 	int (*try_words)(struct device *device, const struct device_kernel *kernel,
 			 struct fmha_error *err);
-	void (*place_tables)(const struct device *device, struct launch_record *record);
-	const char *(*kernel_name)(const struct device_kernel *kernel);
-	void (*forget)(struct device *device, struct device_waiter *waiter);
-	int (*hold)(struct device *device, struct device_kernel *kernel, uint32_t uid,
-		    bool *ret_first, struct fmha_error *err);
-	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
-	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
-	uint32_t (*kernel_spills)(const struct device_kernel *kernel);
-	void (*set_idle)(struct device *device, uint64_t most, uint64_t most_bytes);
-	void (*unload_idle)(struct device *device);
-	uint32_t (*count_idle)(const struct device *device);
-	bool (*make_room)(struct device *device, uint64_t bytes);
-	int (*staging_new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
-			   struct fmha_error *err);
-	void (*staging_free)(struct device *device, struct device_memory *memory);
 	/* NULL: it cannot use other processes' events. */
 	int (*event_import)(struct device *device, const uint8_t *handle, uint32_t handle_bytes,
 			    struct device_event **ret_event, struct fmha_error *err);

@@ -268,8 +268,8 @@ static abi_i64 alibi_stride(const struct fmha_problem *p)
 	return plan_present(p, FMHA_T_ALIBI_SLOPES) ? p->alibi_slopes.stride[0] : 0;
 }
 
-static void fill_fwd(const struct plan *plan, enum abi_family family,
-		     const struct launch_bases *bases, struct abi_fwd_args *a)
+static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
+		     struct abi_fwd_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 
@@ -317,17 +317,21 @@ static void fill_fwd(const struct plan *plan, enum abi_family family,
 			.stride_head = p->hdim_q,
 			.stride_dim = 1,
 		};
-	if (family == ABI_FWD_SPLITKV) {
-		a->o_acc = workspace(bases, plan->layout.o_acc);
-		a->lse_acc = workspace(bases, plan->layout.lse_acc);
-		a->n_splits = plan->n_splits;
-		a->split_size = plan->shares ? 0 : plan->split_size;
-	}
+}
+
+/* The first stage of split-KV. */
+static void fill_splits(const struct plan *plan, const struct launch_bases *bases,
+			struct abi_fwd_args *a)
+{
+	a->o_acc = workspace(bases, plan->layout.o_acc);
+	a->lse_acc = workspace(bases, plan->layout.lse_acc);
+	a->n_splits = plan->n_splits;
+	a->split_size = plan->shares ? 0 : plan->split_size;
 }
 
 /* The second stage of split-KV: the parts are the first stage's partials. */
-static void fill_split_combine(const struct plan *plan, const struct launch_bases *bases,
-			       struct abi_combine_args *a)
+static void fill_partials(const struct plan *plan, const struct launch_bases *bases,
+			  struct abi_combine_args *a)
 {
 	const struct fmha_problem *p = &plan->problem;
 	bool group = plan_packed_q(plan);
@@ -380,6 +384,15 @@ static void fill_merge(const struct plan *plan, const struct launch_bases *bases
 		.o_parts_dtype = (abi_i32)p->o_parts.dtype,
 		.o_dtype = (abi_i32)p->o.dtype,
 	};
+}
+
+static void fill_combine(const struct plan *plan, const struct launch_bases *bases,
+			 struct abi_combine_args *a)
+{
+	if (plan->problem.op == FMHA_MERGE_STATES)
+		fill_merge(plan, bases, a);
+	else
+		fill_partials(plan, bases, a);
 }
 
 static void fill_appendkv(const struct plan *plan, const struct launch_bases *bases,
@@ -495,31 +508,21 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
 	       union abi_args *ret_args)
 {
+	enum abi_family family = plan->stages[stage].family;
+
 	memset(ret_args, 0, sizeof(*ret_args));
-	switch (plan->stages[stage].family) {
-	case ABI_FWD:
-	case ABI_FWD_SPLITKV:
-	case ABI_FWD_PAGEDKV:
-	case ABI_BATCH_PREFILL:
-		fill_fwd(plan, plan->stages[stage].family, bases, &ret_args->fwd);
+	switch (family) {
+#define FILL(NAME, name, args)                                                                     \
+	case ABI_##NAME:                                                                           \
+		fill_##args(plan, bases, &ret_args->args);                                         \
 		break;
-	case ABI_FWD_SPLITKV_COMBINE:
-		if (plan->problem.op == FMHA_MERGE_STATES)
-			fill_merge(plan, bases, &ret_args->combine);
-		else
-			fill_split_combine(plan, bases, &ret_args->combine);
-		break;
-	case ABI_FWD_APPENDKV:
-		fill_appendkv(plan, bases, &ret_args->appendkv);
-		break;
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_DQ_DK_DV:
-	case ABI_BWD_CONVERT_DQ:
-		fill_bwd(plan, bases, &ret_args->bwd);
-		break;
+		ABI_FAMILIES(FILL)
+#undef FILL
 	case ABI_N_FAMILIES:
 		break;
 	}
+	if (family == ABI_FWD_SPLITKV)
+		fill_splits(plan, bases, &ret_args->fwd);
 }
 
 /*
@@ -553,33 +556,9 @@ static uint32_t dropout_offset(const struct plan *plan, enum abi_family family)
 {
 	if (plan->problem.dropout_p <= 0.0F)
 		return 0;
-	switch (family) {
-	case ABI_FWD:
-	case ABI_FWD_SPLITKV:
-	case ABI_FWD_PAGEDKV:
-	case ABI_BATCH_PREFILL:
-		return offsetof(struct abi_fwd_args, dropout);
-	case ABI_BWD_DQ_DK_DV:
-		return offsetof(struct abi_bwd_args, dropout);
-	default:
-		return 0;
-	}
-}
-
-static uint32_t args_bytes(enum abi_family family)
-{
-	switch (family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		return sizeof(struct abi_combine_args);
-	case ABI_FWD_APPENDKV:
-		return sizeof(struct abi_appendkv_args);
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_DQ_DK_DV:
-	case ABI_BWD_CONVERT_DQ:
-		return sizeof(struct abi_bwd_args);
-	default:
-		return sizeof(struct abi_fwd_args);
-	}
+	return TRAITS_FORWARD >> family & 1 ? offsetof(struct abi_fwd_args, dropout)
+	       : family == ABI_BWD_DQ_DK_DV ? offsetof(struct abi_bwd_args, dropout)
+					    : 0;
 }
 
 static struct abi_words words_of(const struct plan *plan, const struct launch_bases *bases,
@@ -747,23 +726,19 @@ void args_record_keys(const struct plan *plan, enum abi_family family,
 void args_record(const struct plan *plan, enum abi_family family, const union abi_args *args,
 		 struct launch_record *ret_record)
 {
-#define RECORD(name) record(plan, name##_addresses, COUNT(name##_addresses), args, ret_record)
-	switch (family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		RECORD(combine);
-		break;
-	case ABI_FWD_APPENDKV:
-		RECORD(appendkv);
-		break;
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_DQ_DK_DV:
-	case ABI_BWD_CONVERT_DQ:
-		RECORD(bwd);
-		break;
-	default:
-		RECORD(fwd);
-	}
-	ret_record->args_bytes = args_bytes(family);
+	static const struct {
+		const uint16_t *addresses;
+		uint32_t n, bytes;
+	} taken[] = {
+#define TAKEN(NAME, name, args)                                                                    \
+	[ABI_##NAME] = {args##_addresses, COUNT(args##_addresses),                                 \
+			sizeof(struct abi_##args##_args)},
+		ABI_FAMILIES(TAKEN)
+#undef TAKEN
+	};
+
+	record(plan, taken[family].addresses, taken[family].n, args, ret_record);
+	ret_record->args_bytes = taken[family].bytes;
 	ret_record->dropout_offset = dropout_offset(plan, family);
 }
 
@@ -774,6 +749,5 @@ void args_record_prepare(const struct plan *plan, struct launch_record *ret_reco
 
 	fill_prepare(plan, &bases, args);
 	*ret_record = (struct launch_record){.args_bytes = sizeof(struct abi_prepare_args)};
-	RECORD(prepare);
-#undef RECORD
+	record(plan, prepare_addresses, COUNT(prepare_addresses), args, ret_record);
 }

@@ -197,8 +197,7 @@ bool estimate_is_main(const struct plan *plan, enum abi_family family)
 {
 	switch (plan->problem.op) {
 	case FMHA_FORWARD:
-		return family == ABI_FWD || family == ABI_FWD_SPLITKV ||
-		       family == ABI_FWD_PAGEDKV || family == ABI_BATCH_PREFILL;
+		return TRAITS_FORWARD >> family & 1;
 	case FMHA_BACKWARD:
 		return family == ABI_BWD_DQ_DK_DV;
 	case FMHA_APPEND_KV:

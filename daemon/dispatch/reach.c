@@ -454,19 +454,14 @@ int reach_check(const struct plan *plan, uint32_t stage, const union abi_args *a
 	struct reach r = {.plan = plan, .err = err};
 
 	switch (plan->stages[stage].family) {
-	case ABI_FWD_SPLITKV_COMBINE:
-		r.sequences = &args->combine.sequences;
-		return reach_combine(&r, &args->combine);
-	case ABI_FWD_APPENDKV:
-		r.sequences = &args->appendkv.sequences;
-		return reach_appendkv(&r, &args->appendkv);
-	case ABI_BWD_DOT_DO_O:
-	case ABI_BWD_DQ_DK_DV:
-	case ABI_BWD_CONVERT_DQ:
-		r.sequences = &args->bwd.sequences;
-		return reach_bwd(&r, &args->bwd);
-	default:
-		r.sequences = &args->fwd.sequences;
-		return reach_fwd(&r, &args->fwd);
+#define REACH(NAME, name, taken)                                                                   \
+	case ABI_##NAME:                                                                           \
+		r.sequences = &args->taken.sequences;                                              \
+		return reach_##taken(&r, &args->taken);
+		ABI_FAMILIES(REACH)
+#undef REACH
+	case ABI_N_FAMILIES:
+		break;
 	}
+	return 0;
 }

@@ -9,7 +9,7 @@
 
 #include <proto/error.h>
 
-static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_WORD)};
+static const char *const family_names[ABI_N_FAMILIES] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 
 const char *plan_family_name(enum abi_family family)
 {
@@ -299,23 +299,16 @@ static bool check_mask_data(const struct select_stage *stage, const struct spec_
 
 	if (!intervals && !plan_present(p, FMHA_T_MASK_BITS))
 		return true;
-	switch (stage->family) {
-	case ABI_FWD:
-	case ABI_FWD_SPLITKV:
-	case ABI_FWD_PAGEDKV:
-	case ABI_BATCH_PREFILL:
-	case ABI_BWD_DQ_DK_DV:
-		/* Of a mask in memory nobody knows how many blocks add to a tile before this one. */
-		if (flags >= 0 && flags & SPEC_WARPGROUPS && stage->family == ABI_BWD_DQ_DK_DV &&
-		    stage->args->bwd.deterministic)
-			return select_reject(c, "deterministic: its order is that of a band");
-		if (flags >= 0 && flags & SPEC_MASK_DATA)
-			return true;
-		return select_reject(c, "tensor.%s: this loop does not read it",
-				     intervals ? "mask_intervals" : "mask_bits");
-	default:
+	if (!(TRAITS_SCORES >> stage->family & 1))
 		return true;
-	}
+	/* Of a mask in memory nobody knows how many blocks add to a tile before this one. */
+	if (flags >= 0 && flags & SPEC_WARPGROUPS && stage->family == ABI_BWD_DQ_DK_DV &&
+	    stage->args->bwd.deterministic)
+		return select_reject(c, "deterministic: its order is that of a band");
+	if (flags >= 0 && flags & SPEC_MASK_DATA)
+		return true;
+	return select_reject(c, "tensor.%s: this loop does not read it",
+			     intervals ? "mask_intervals" : "mask_bits");
 }
 
 /* Keys whose values are within them, latents of fp8, keys that indices name. */

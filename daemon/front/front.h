@@ -154,7 +154,7 @@ int listen_at(const struct config *config, const char *path, int *ret_fd, struct
 /* @fd: taken. */
 void client_new(struct front *front, int fd);
 
-/* ---- open.c: clients that wait for a device ---- */
+/* ---- open_device.c: clients that wait for a device ---- */
 
 /* A client asks: it waits until the worker has answered. Return: 0, FMHA_ENOMEM. */
 int open_request_new(struct worker_slot *slot, struct client *client, uint32_t id,

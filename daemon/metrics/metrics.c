@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum kind { COUNTER, GAUGE, HISTOGRAM, INFO };
+
 struct page {
 	FILE *out;
 	enum metrics_format format;
@@ -52,16 +54,17 @@ static void print_label(struct page *page, const char *value)
  * @name: of the family. OpenMetrics names it without the suffix that counters' samples have; the classic
  * text has no families, so it is told of the samples, and knows no info.
  */
-static void head(struct page *page, const char *name, const char *type, const char *help)
+static void head(struct page *page, const char *name, enum kind kind, const char *help)
 {
+	static const char *const words[] = {"counter", "gauge", "histogram", "info"};
 	const char *suffix = "";
 
-	if (page->format == METRICS_CLASSIC && strcmp(type, "counter") == 0)
+	if (page->format == METRICS_CLASSIC && kind == COUNTER)
 		suffix = "_total";
-	if (page->format == METRICS_CLASSIC && strcmp(type, "info") == 0)
-		suffix = "_info", type = "gauge";
+	if (page->format == METRICS_CLASSIC && kind == INFO)
+		suffix = "_info", kind = GAUGE;
 	(void)fprintf(page->out, "# HELP fmhad_%s%s %s\n# TYPE fmhad_%s%s %s\n", name, suffix, help,
-		      name, suffix, type);
+		      name, suffix, words[kind]);
 }
 
 /* ---- one number a device ---- */
@@ -69,42 +72,44 @@ static void head(struct page *page, const char *name, const char *type, const ch
 enum part { PART_SLOT, PART_WORKER };
 
 static const struct {
-	const char *name, *type, *help;
+	const char *name;
+	enum kind kind;
+	const char *help;
 	enum part part;
 	const char *path;
 	double scale;
 } of_devices[] = {
-	{"worker_starts", "counter", "Worker processes started", PART_SLOT, "starts", 1},
-	{"worker_deaths", "counter", "Worker processes that ended unasked", PART_SLOT, "deaths", 1},
-	{"runs", "counter", "Runs that were computed", PART_WORKER, "runs.done", 1},
-	{"runs_failed", "counter", "Runs that failed", PART_WORKER, "runs.failed", 1},
-	{"runs_cancelled", "counter", "Runs that were cancelled", PART_WORKER, "runs.cancelled", 1},
-	{"runs_pending", "gauge", "Runs that wait or are computed", PART_WORKER, "runs.pending", 1},
-	{"buffers", "gauge", "Buffers of all sessions", PART_WORKER, "memory.buffers", 1},
-	{"buffer_bytes", "gauge", "Memory charged to sessions", PART_WORKER, "memory.bytes", 1},
-	{"kernels_loaded", "gauge", "Compiled kernels that are loaded", PART_WORKER, "code.kernels",
+	{"worker_starts", COUNTER, "Worker processes started", PART_SLOT, "starts", 1},
+	{"worker_deaths", COUNTER, "Worker processes that ended unasked", PART_SLOT, "deaths", 1},
+	{"runs", COUNTER, "Runs that were computed", PART_WORKER, "runs.done", 1},
+	{"runs_failed", COUNTER, "Runs that failed", PART_WORKER, "runs.failed", 1},
+	{"runs_cancelled", COUNTER, "Runs that were cancelled", PART_WORKER, "runs.cancelled", 1},
+	{"runs_pending", GAUGE, "Runs that wait or are computed", PART_WORKER, "runs.pending", 1},
+	{"buffers", GAUGE, "Buffers of all sessions", PART_WORKER, "memory.buffers", 1},
+	{"buffer_bytes", GAUGE, "Memory charged to sessions", PART_WORKER, "memory.bytes", 1},
+	{"kernels_loaded", GAUGE, "Compiled kernels that are loaded", PART_WORKER, "code.kernels",
 	 1},
-	{"kernels_idle", "gauge", "Those that no plan has", PART_WORKER, "code.idle", 1},
-	{"kernel_code_bytes", "gauge", "Code of loaded kernels", PART_WORKER, "code.bytes", 1},
-	{"kernels_unloaded", "counter", "Kernels that were unloaded", PART_WORKER, "code.unloaded",
+	{"kernels_idle", GAUGE, "Those that no plan has", PART_WORKER, "code.idle", 1},
+	{"kernel_code_bytes", GAUGE, "Code of loaded kernels", PART_WORKER, "code.bytes", 1},
+	{"kernels_unloaded", COUNTER, "Kernels that were unloaded", PART_WORKER, "code.unloaded",
 	 1},
-	{"tuned_problems", "counter", "Problems whose kernels were measured", PART_WORKER,
+	{"tuned_problems", COUNTER, "Problems whose kernels were measured", PART_WORKER,
 	 "tuning.problems", 1},
-	{"tuned_times", "counter", "Times of kernels that were measured", PART_WORKER,
+	{"tuned_times", COUNTER, "Times of kernels that were measured", PART_WORKER,
 	 "tuning.measured", 1},
-	{"tuning_seconds", "counter", "Device time that measuring kernels took", PART_WORKER,
+	{"tuning_seconds", COUNTER, "Device time that measuring kernels took", PART_WORKER,
 	 "tuning.device_ns", 1e-9},
-	{"worker_resident_bytes", "gauge", "Private memory of the worker", PART_WORKER,
+	{"worker_resident_bytes", GAUGE, "Private memory of the worker", PART_WORKER,
 	 "resident_bytes", 1},
 };
 
 static void print_of_devices(struct page *page, const cJSON *devices)
 {
 	for (size_t i = 0; i < sizeof(of_devices) / sizeof(of_devices[0]); i++) {
-		bool counts = strcmp(of_devices[i].type, "counter") == 0;
+		bool counts = of_devices[i].kind == COUNTER;
 		const cJSON *device;
 
-		head(page, of_devices[i].name, of_devices[i].type, of_devices[i].help);
+		head(page, of_devices[i].name, of_devices[i].kind, of_devices[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			const cJSON *part = of_devices[i].part == PART_SLOT
@@ -127,7 +132,7 @@ static void print_info(struct page *page, const cJSON *devices)
 {
 	const cJSON *device;
 
-	head(page, "device_up", "gauge", "1 when the device serves");
+	head(page, "device_up", GAUGE, "1 when the device serves");
 	cJSON_ArrayForEach(device, devices)
 	{
 		(void)fprintf(page->out, "fmhad_device_up{device=\"%.0f\",backend=\"",
@@ -146,7 +151,7 @@ static void print_quarantine(struct page *page, const cJSON *devices)
 {
 	const cJSON *device;
 
-	head(page, "quarantined_kernels", "gauge",
+	head(page, "quarantined_kernels", GAUGE,
 	     "Kernels that somebody is not given at the moment");
 	cJSON_ArrayForEach(device, devices)(void)
 		fprintf(page->out, "fmhad_quarantined_kernels{device=\"%.0f\"} %.0f\n",
@@ -169,7 +174,7 @@ static void print_families(struct page *page, const cJSON *devices)
 	for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
 		const cJSON *device, *family;
 
-		head(page, columns[i].name, "counter", columns[i].help);
+		head(page, columns[i].name, COUNTER, columns[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			cJSON_ArrayForEach(family,
@@ -193,7 +198,7 @@ static void print_roofs(struct page *page, const cJSON *devices)
 {
 	const cJSON *device, *rate;
 
-	head(page, "roof_flops", "gauge", "Operations a second that count as all a device can do");
+	head(page, "roof_flops", GAUGE, "Operations a second that count as all a device can do");
 	cJSON_ArrayForEach(device, devices)
 	{
 		const cJSON *roof = metrics_find(metrics_find(device, "worker"), "roof");
@@ -205,7 +210,7 @@ static void print_roofs(struct page *page, const cJSON *devices)
 			number(device, "device"), rate->string,
 			text_of(metrics_find(roof, "source"), "tflops"), rate->valuedouble * 1e12);
 	}
-	head(page, "roof_bytes", "gauge", "Bytes a second that count as all its memory can move");
+	head(page, "roof_bytes", GAUGE, "Bytes a second that count as all its memory can move");
 	cJSON_ArrayForEach(device, devices)
 	{
 		const cJSON *roof = metrics_find(metrics_find(device, "worker"), "roof");
@@ -223,7 +228,7 @@ static void print_plans(struct page *page, const cJSON *devices)
 {
 	const cJSON *device, *basis;
 
-	head(page, "plans", "counter", "Plans made, by what was known of the main kernel's time");
+	head(page, "plans", COUNTER, "Plans made, by what was known of the main kernel's time");
 	cJSON_ArrayForEach(device, devices)
 	{
 		cJSON_ArrayForEach(basis,
@@ -270,7 +275,7 @@ static void print_latencies(struct page *page, const cJSON *devices)
 		char name[32];
 
 		(void)snprintf(name, sizeof(name), "%s_seconds", latencies[i].name);
-		head(page, name, "histogram", latencies[i].help);
+		head(page, name, HISTOGRAM, latencies[i].help);
 		cJSON_ArrayForEach(device, devices)
 		{
 			const cJSON *histogram = metrics_find(
@@ -311,7 +316,7 @@ print_of_processes(struct page *page, const cJSON *status, const char *name, con
 {
 	const cJSON *device;
 
-	head(page, name, "counter", help);
+	head(page, name, COUNTER, help);
 	print(page, "front", metrics_find(status, "front"));
 	cJSON_ArrayForEach(device, metrics_find(status, "devices"))
 	{
@@ -327,26 +332,28 @@ print_of_processes(struct page *page, const cJSON *status, const char *name, con
 static void print_front(struct page *page, const cJSON *front)
 {
 	static const struct {
-		const char *name, *type, *help, *path;
+		const char *name;
+		enum kind kind;
+		const char *help, *path;
 	} values[] = {
-		{"uptime_seconds", "gauge", "Since the daemon was started", "uptime_s"},
-		{"connections", "gauge", "Connections to the front", "connections"},
-		{"connections_accepted", "counter", "Connections accepted", "accepted"},
-		{"connections_refused", "counter", "Connections refused", "refused"},
-		{"requests", "counter", "Requests to the front", "frames"},
-		{"protocol_violations", "counter", "Connections closed for what they sent",
+		{"uptime_seconds", GAUGE, "Since the daemon was started", "uptime_s"},
+		{"connections", GAUGE, "Connections to the front", "connections"},
+		{"connections_accepted", COUNTER, "Connections accepted", "accepted"},
+		{"connections_refused", COUNTER, "Connections refused", "refused"},
+		{"requests", COUNTER, "Requests to the front", "frames"},
+		{"protocol_violations", COUNTER, "Connections closed for what they sent",
 		 "violations"},
-		{"resident_bytes", "gauge", "Private memory of the front", "resident_bytes"},
-		{"compiles", "counter", "Kernels that were compiled", "compile.built"},
-		{"compiles_failed", "counter", "Builds that failed", "compile.failed"},
-		{"compiles_queued", "gauge", "Builds that wait", "compile.queued"},
-		{"cache_hits", "counter", "Kernels that were in the cache", "compile.hits"},
+		{"resident_bytes", GAUGE, "Private memory of the front", "resident_bytes"},
+		{"compiles", COUNTER, "Kernels that were compiled", "compile.built"},
+		{"compiles_failed", COUNTER, "Builds that failed", "compile.failed"},
+		{"compiles_queued", GAUGE, "Builds that wait", "compile.queued"},
+		{"cache_hits", COUNTER, "Kernels that were in the cache", "compile.hits"},
 	};
 
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
-		bool counts = strcmp(values[i].type, "counter") == 0;
+		bool counts = values[i].kind == COUNTER;
 
-		head(page, values[i].name, values[i].type, values[i].help);
+		head(page, values[i].name, values[i].kind, values[i].help);
 		(void)fprintf(page->out, "fmhad_%s%s %.17g\n", values[i].name,
 			      counts ? "_total" : "", number(front, values[i].path));
 	}
@@ -381,8 +388,7 @@ static void print_pools(struct page *page, const cJSON *pools)
 	  };
 	const cJSON *pool;
 
-	head(page, "pool_pages", "gauge",
-	     "Pages of pools by what they are; pinned ones are sealed");
+	head(page, "pool_pages", GAUGE, "Pages of pools by what they are; pinned ones are sealed");
 	cJSON_ArrayForEach(pool, pools)
 	{
 		for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
@@ -392,7 +398,7 @@ static void print_pools(struct page *page, const cJSON *pools)
 		}
 	}
 	for (size_t i = 0; i < sizeof(gauges) / sizeof(gauges[0]); i++) {
-		head(page, gauges[i].name, "gauge", gauges[i].help);
+		head(page, gauges[i].name, GAUGE, gauges[i].help);
 		cJSON_ArrayForEach(pool, pools)
 		{
 			print_pool_name(page, gauges[i].name, pool);
@@ -400,7 +406,7 @@ static void print_pools(struct page *page, const cJSON *pools)
 		}
 	}
 	for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++) {
-		head(page, counters[i].name, "counter", counters[i].help);
+		head(page, counters[i].name, COUNTER, counters[i].help);
 		cJSON_ArrayForEach(pool, pools)
 		{
 			char name[64];
@@ -428,11 +434,11 @@ char *metrics_text(const cJSON *status, enum metrics_format format)
 
 	if (!page->out)
 		return NULL;
-	head(page, "build", "info", "The daemon's version");
+	head(page, "build", INFO, "The daemon's version");
 	(void)fputs("fmhad_build_info{version=\"", page->out);
 	print_label(page, text_of(status, "version"));
 	(void)fputs("\"} 1\n", page->out);
-	head(page, "degraded", "gauge", "1 when a device is out of order");
+	head(page, "degraded", GAUGE, "1 when a device is out of order");
 	(void)fprintf(page->out, "fmhad_degraded %d\n",
 		      strcmp(text_of(status, "state"), "degraded") == 0);
 	print_front(page, metrics_find(status, "front"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tuner.c: one job at a time: a problem and the options that it has (dispatch/options.c). For each
+ * tuner.c: one job at a time: a problem and the options that it has (dispatch/plan_options.c). For each
  * option the plan is built, its kernels are prepared, and it is run a few times. A job goes on when
  * something that it waits for has come: a kernel, a launch, the end of clients' runs, or its time.
  */
@@ -17,7 +17,7 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 
 #define MOST_JOBS       16
 #define FAR_TOO_SLOW    2.0 /* times the best, estimated: not even one */

@@ -20,7 +20,7 @@
 #include <proto/error.h>
 #include <worker/main.h>
 
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 #include "tuner.h"
 
 static struct worker *worker_of(struct connection *connection)

@@ -61,7 +61,7 @@ struct worker_ends {
 	_Atomic uint64_t soon_until_ns;
 };
 
-/* memory.c: memory that nobody uses, and the device's spare memory. */
+/* spare_memory.c: memory that nobody uses, and the device's spare memory. */
 struct worker_idle {
 	struct offload trimming;
 	bool is_trimming;
@@ -396,7 +396,7 @@ void worker_answer_all(struct worker *worker, const struct fmha_error *error);
 void worker_fail(struct worker *worker, const char *kernel, const struct fmha_error *error)
 	__attribute__((noreturn));
 
-/* ---- memory.c ---- */
+/* ---- spare_memory.c ---- */
 
 /* Has the device refill its spare memory, unless that is under way, @after_ms from now: not while
  * the client that took it goes on to its first run, which the driver would make wait. */

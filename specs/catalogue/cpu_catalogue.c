@@ -9,12 +9,10 @@
 
 #define COUNT(x)       (sizeof(x) / sizeof((x)[0]))
 #define WITHOUT(trait) TRAIT_BIT(trait)
-#define FORWARD                                                                                    \
-	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
-	 SPEC_BIT(SPEC_BATCH_PREFILL))
-#define NOT_FP8 (SPEC_BIT(SPEC_FP32) | SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
-#define ALL     (NOT_FP8 | SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
-#define MOST    UINT16_MAX
+#define FORWARD        TRAITS_FORWARD
+#define NOT_FP8        (SPEC_BIT(SPEC_FP32) | SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
+#define ALL            (NOT_FP8 | SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
+#define MOST           UINT16_MAX
 
 /* What a level multiplies with; and whether all sources are compiled for it, or only those that
  * multiply bfloat16 natively: see CMakeLists.txt. */
@@ -141,8 +139,6 @@ const struct spec_backend cpu_backend = {
 	.n_rows = COUNT(kernels),
 	.head_dims = head_dims,
 	.n_head_dims = COUNT(head_dims),
-	.any_dims = SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE) | SPEC_BIT(SPEC_FWD_APPENDKV) |
-		    SPEC_BIT(SPEC_BWD_DOT_DO_O) | SPEC_BIT(SPEC_BWD_CONVERT_DQ),
 	.cut = cut,
 	.misfit = misfit,
 };

@@ -14,14 +14,12 @@
 #define COUNT(x)       (sizeof(x) / sizeof((x)[0]))
 #define CORE(core)     (1u << GPU_CORE_##core)
 #define WITHOUT(trait) TRAIT_BIT(trait)
-#define FORWARD                                                                                    \
-	(SPEC_BIT(SPEC_FWD) | SPEC_BIT(SPEC_FWD_SPLITKV) | SPEC_BIT(SPEC_FWD_PAGEDKV) |            \
-	 SPEC_BIT(SPEC_BATCH_PREFILL))
-#define PAGED   (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
-#define FP8     (SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
-#define HALF    (SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
-#define ALL     (SPEC_BIT(SPEC_FP32) | HALF | FP8)
-#define NOT_FP8 (SPEC_BIT(SPEC_FP32) | HALF)
+#define FORWARD        TRAITS_FORWARD
+#define PAGED          (SPEC_BIT(SPEC_FWD_PAGEDKV) | SPEC_BIT(SPEC_BATCH_PREFILL))
+#define FP8            (SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
+#define HALF           (SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
+#define ALL            (SPEC_BIT(SPEC_FP32) | HALF | FP8)
+#define NOT_FP8        (SPEC_BIT(SPEC_FP32) | HALF)
 
 /* General loops bring keys of 8 bits in as they widen them; the others have one type. */
 #define WIDENS(pipeline) ((pipeline) < GPU_WGMMA || (pipeline) > GPU_AMD_DECODE)
@@ -296,7 +294,7 @@ static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)
 
 static int is_small(const struct kernel_spec *spec)
 {
-	return !(SPEC_BIT(spec->signature.family) & (FORWARD | SPEC_BIT(SPEC_BWD_DQ_DK_DV)));
+	return !(TRAITS_SCORES >> spec->signature.family & 1);
 }
 
 static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
@@ -389,8 +387,6 @@ const struct spec_backend gpu_backend = {
 	.head_dims = head_dims,
 	.n_head_dims = COUNT(head_dims),
 	.compiled = ~0u,
-	.any_dims = SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE) | SPEC_BIT(SPEC_FWD_APPENDKV) |
-		    SPEC_BIT(SPEC_BWD_DOT_DO_O) | SPEC_BIT(SPEC_BWD_CONVERT_DQ),
 	.cut = cut,
 	.misfit = misfit,
 };

@@ -452,7 +452,7 @@ static int add_own(void *owner, const struct kernel_spec *spec)
 	struct own_filling *filling = owner;
 	struct spec_space *space = filling->space;
 
-	if (!(space->backend->any_dims >> spec->signature.family & 1) &&
+	if (!family_takes_any_dims(spec->signature.family) &&
 	    space_is_restricted(filling->request, spec->signature.hdim_q, spec->signature.hdim_v))
 		return 0;
 	if (space->n_own == filling->n_allocated) {

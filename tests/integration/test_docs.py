@@ -208,6 +208,19 @@ def test_the_map_and_the_build_are_told():
         assert (ROOT / path).is_file(), path
 
 
+def test_the_map_has_the_daemons_folders_in_order():
+    """Each of them once, behind all whose headers it includes."""
+    text = (ROOT / "README.md").read_text()
+    text = text[text.index("## Reading the sources") : text.index("The way of a first plan")]
+    order = re.findall(r"`daemon/(\w+)/`", text)
+    assert sorted(order) == sorted(p.name for p in (ROOT / "daemon").iterdir() if any(p.rglob("*.c")))
+    folder_of = {f"{p.parent.name}/{p.name}": p.parents[2].name for p in (ROOT / "daemon").glob("*/include/*/*.h")}
+    for path in (ROOT / "daemon").rglob("*.[ch]"):
+        own = path.relative_to(ROOT / "daemon").parts[0]
+        used = {folder_of.get(header, own) for header in re.findall(r"#include <([\w/]+\.h)>", path.read_text())}
+        assert all(order.index(folder) <= order.index(own) for folder in used), (str(path), used)
+
+
 # ---- SECURITY.md: what it says holds a promise is there ----
 
 NO_TESTS = {"loop_times", "implicit-conversion", "./dev bench fair", "proto/methods.h",

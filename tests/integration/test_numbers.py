@@ -31,11 +31,7 @@ def integers_of_methods():
     return {name: known.get(params, []) for name, server, params in rows if server in ("WORKER", "BOTH")}
 
 
-NUMBERS = tuple(SIZES) + (
-    "total_q", "total_k", "window_left", "window_right", "sink_tokens", "min_seqlen_q", "dropout_seed",
-    "dropout_offset", "dropout_row", "dropout_column", "mask_endpoints", "n_splits", "split_size", "page_size", "n_pages", "max_blocks",
-    "n_page_indices", "cache_batch", "descale_block_q", "descale_block_k", "rotary_dim", "rotary_max_pos", "seqlen_new",
-    "n_parts", "topk")
+NUMBERS = tables()["problem"]
 PAIRED = tuple(SIZES) + ("n_splits", "split_size", "window_left", "window_right", "sink_tokens", "min_seqlen_q")
 PAGED = ("batch", "nhead_k", "seqlen_q", "seqlen_k", "hdim_v", "n_splits", "split_size", "page_size", "n_pages",
          "max_blocks", "window_left")
@@ -144,7 +140,7 @@ def test_what_a_problem_of_chosen_keys_says_twice(daemon):
 
 
 def test_every_integer_is_asked_for():
-    assert set(NUMBERS) == set(tables()["problem"])
+    assert len(NUMBERS) > 30 and {*PAIRED, *PAGED, *CHOSEN, "dropout_seed"} <= set(NUMBERS), NUMBERS
     integers = integers_of_methods()
     assert len(integers) > 20 and sum(map(len, integers.values())) > 12, integers
     assert integers["buffer_import"] == ["size", "base_offset"] and "plan" in integers["run"]

@@ -2,7 +2,7 @@
 /*
  * dmabuf.c: memory that travels as a file descriptor, with AMD's runtime: an allocation of hipMalloc()'s, exported as a
  * dma-buf, and opened as external memory. So HIP knows what it has opened, as it has to for copies and words
- * (hsa_amd_interop_map_buffer() alone would not tell it). Whether a runtime does all of this is for trial.c to say.
+ * (hsa_amd_interop_map_buffer() alone would not tell it). Whether a runtime does all of this is for try_sharing.c to say.
  */
 #include "hip_api.h"
 

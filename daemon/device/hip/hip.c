@@ -240,8 +240,31 @@ static bool gpu_make_room(struct device *device, uint64_t bytes)
 	return true;
 }
 
+static const struct device_code_ops code_ops = {
+	.prepare_tables = gpu_prepare_tables,
+	.place_tables = gpu_place_tables,
+	.kernel_name = gpu_kernel_name,
+	.forget = gpu_forget,
+	.hold = gpu_hold,
+	.drop = gpu_drop,
+	.kernel_bytes = gpu_kernel_bytes,
+	.kernel_spills = gpu_kernel_spills,
+	.set_idle = gpu_set_idle,
+	.unload_idle = gpu_unload_idle,
+	.count_idle = gpu_count_idle,
+};
+
+static const struct device_staging_ops staging_ops = {
+	.cost = gpu_staging_cost,
+	.new = gpu_staging_new,
+	.free = gpu_staging_free,
+	.make_room = gpu_make_room,
+};
+
 __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops = {
 	.backend = GPU_BACKEND,
+	.code = &code_ops,
+	.staging = &staging_ops,
 	.open = gpu_open,
 #ifndef FMHA_HIP_ON_CUDA
 	.trial = gpu_trial_peer,
@@ -259,25 +282,10 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.workspace_free = gpu_workspace_free,
 	.find_kernel = gpu_find_kernel,
 	.prepare = gpu_prepare,
-	.prepare_tables = gpu_prepare_tables,
 #ifndef FMHA_HIP_ON_CUDA
 	.prepare_words = gpu_prepare_words,
 	.try_words = gpu_try_words,
 #endif
-	.place_tables = gpu_place_tables,
-	.kernel_name = gpu_kernel_name,
-	.forget = gpu_forget,
-	.hold = gpu_hold,
-	.drop = gpu_drop,
-	.kernel_bytes = gpu_kernel_bytes,
-	.kernel_spills = gpu_kernel_spills,
-	.set_idle = gpu_set_idle,
-	.unload_idle = gpu_unload_idle,
-	.count_idle = gpu_count_idle,
-	.make_room = gpu_make_room,
-	.staging_cost = gpu_staging_cost,
-	.staging_new = gpu_staging_new,
-	.staging_free = gpu_staging_free,
 #ifdef FMHA_HIP_ON_CUDA
 	/* HIP's query reports an imported event done as soon as it is recorded. */
 	.event_import = gpu_event_import,

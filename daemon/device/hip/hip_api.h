@@ -56,7 +56,7 @@ hipError_t gpu_vmm_free(const struct gpu_mapping *mapping);
 
 /*
  * Which ways there are for memory to get from one process to another, tried by two processes of fmhad's own while
- * the device is opened (trial.c). CUDA's are not tried.
+ * the device is opened (try_sharing.c). CUDA's are not tried.
  */
 struct gpu_sharing {
 	char no_descriptors[96], no_handles[96]; /* why a way is not gone; empty: it is */

@@ -8,7 +8,7 @@
 #include <proto/error.h>
 #include <proto/problem.h>
 
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 
 /* Every tensor's last byte must lie in its buffer, so that a plan that is accepted can run. */
 static int check_plan_buffers(struct session *session, const struct plan *plan,

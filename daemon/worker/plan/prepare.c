@@ -4,7 +4,7 @@
  * plan that needs one has to wait for the front's compiler; its answer comes when the code is
  * loaded, and nobody else's request waits with it.
  */
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include <base/clock.h>
 #include <proto/error.h>
 
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 #include "tuner.h"
 
 #define TINY_NS             50000

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "kernels.h"
+#include "worker_registry.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* serve.c: a client's direct connection: its beginning, its requests, its end. */
-#include "kernels.h"
+#include "worker_registry.h"
 #include "tuner.h"
 
 #include <signal.h>

@@ -8,9 +8,9 @@
 #include <base/log.h>
 #include <proto/error.h>
 
-#include "kernels.h"
 #include "run/request.h"
 #include "table.h"
+#include "worker_registry.h"
 
 /* ---- table ---- */
 

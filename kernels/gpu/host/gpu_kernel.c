@@ -69,8 +69,7 @@ static enum gpu_pipeline rows_pipeline(enum abi_family family)
 
 static int is_forward(enum abi_family family)
 {
-	return family == ABI_FWD || family == ABI_FWD_SPLITKV || family == ABI_FWD_PAGEDKV ||
-	       family == ABI_BATCH_PREFILL;
+	return TRAITS_FORWARD >> family & 1;
 }
 
 _Static_assert(GPU_CORE_SCALAR == FMHA_CORE_SCALAR && GPU_CORE_MMA == FMHA_CORE_MMA &&
@@ -162,7 +161,7 @@ static int can_wait(const struct gpu_arch *arch)
 static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
 				const struct gpu_tile *tile, struct gpu_kernel *k)
 {
-	static const char *const entries[] = {ABI_FAMILIES(ABI_WORD)};
+	static const char *const entries[] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
@@ -189,8 +188,7 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 	add_option(k, "-DFMHA_LOOP=%s/%s%s", gpu_pipelines[tile->pipeline].folder,
 		   family == ABI_BWD_DQ_DK_DV ? "bwd" : "fwd", gpu_pipelines[tile->pipeline].loop);
 	add_option(k, "-DFMHA_CORE=%d",
-		   is_forward(family) || family == ABI_BWD_DQ_DK_DV ? core_of(arch, tile)
-								    : GPU_CORE_SCALAR);
+		   TRAITS_SCORES >> family & 1 ? core_of(arch, tile) : GPU_CORE_SCALAR);
 	add_option(k, "-DFMHA_DTYPE=%u", dtype);
 	add_option(k, "-DFMHA_HDIM_Q=%d", tile->hdim_q);
 	add_option(k, "-DFMHA_HDIM_V=%d", tile->hdim_v);

@@ -37,18 +37,23 @@ enum abi_kv_layout { ABI_KV_LINEAR, ABI_KV_VECTORIZED, ABI_KV_LATENT_FP8 };
 #define ABI_LATENT_FACTORS ABI_LATENT_CODES /* bytes from the key's first */
 #define ABI_LATENT_REST    (ABI_LATENT_FACTORS + ABI_LATENT_CODES / ABI_LATENT_BLOCK * 4)
 
-/* The nine kernel families. */
+/*
+ * X(NAME, name, args): the nine kernel families, whose kernels take a struct abi_ARGS_args. Code is compiled
+ * with their numbers: others go to the end.
+ */
 #define ABI_FAMILIES(X)                                                                            \
-	X(FWD, fwd)                                                                                \
-	X(FWD_SPLITKV, fwd_splitkv)                                                                \
-	X(FWD_SPLITKV_COMBINE, fwd_splitkv_combine)                                                \
-	X(FWD_PAGEDKV, fwd_pagedkv)                                                                \
-	X(FWD_APPENDKV, fwd_appendkv)                                                              \
-	X(BATCH_PREFILL, batch_prefill)                                                            \
-	X(BWD_DOT_DO_O, bwd_dot_do_o)                                                              \
-	X(BWD_DQ_DK_DV, bwd_dq_dk_dv)                                                              \
-	X(BWD_CONVERT_DQ, bwd_convert_dq)
-enum abi_family { ABI_FAMILIES(ABI_ENUM) ABI_N_FAMILIES };
+	X(FWD, fwd, fwd)                                                                           \
+	X(FWD_SPLITKV, fwd_splitkv, fwd)                                                           \
+	X(FWD_SPLITKV_COMBINE, fwd_splitkv_combine, combine)                                       \
+	X(FWD_PAGEDKV, fwd_pagedkv, fwd)                                                           \
+	X(FWD_APPENDKV, fwd_appendkv, appendkv)                                                    \
+	X(BATCH_PREFILL, batch_prefill, fwd)                                                       \
+	X(BWD_DOT_DO_O, bwd_dot_do_o, bwd)                                                         \
+	X(BWD_DQ_DK_DV, bwd_dq_dk_dv, bwd)                                                         \
+	X(BWD_CONVERT_DQ, bwd_convert_dq, bwd)
+#define ABI_FAMILY_ENUM(NAME, name, args) ABI_##NAME,
+#define ABI_FAMILY_WORD(NAME, name, args) #name,
+enum abi_family { ABI_FAMILIES(ABI_FAMILY_ENUM) ABI_N_FAMILIES };
 
 /* data == 0: absent. Over (row, column): stride_seq is for rows, stride_dim for columns. */
 struct abi_tensor {

@@ -12,11 +12,18 @@
 
 #include <kernels/abi.h>
 
-/* Families whose kernels have a trait: of others, and so of their names and code, it is no matter. */
-#define TRAITS_IN(FAMILY) (1u << ABI_##FAMILY)
-#define TRAITS_FORWARD                                                                             \
-	(TRAITS_IN(FWD) | TRAITS_IN(FWD_SPLITKV) | TRAITS_IN(FWD_PAGEDKV) |                        \
-	 TRAITS_IN(BATCH_PREFILL))
+/*
+ * Sets of families: those whose kernels have a trait. Of others, and so of their names and code, it is no
+ * matter. FORWARD are the forms of the forward pass; SCORES make scores, tile by tile: the others go row by
+ * row, whatever the head dims are.
+ */
+#define TRAITS_IN(FAMILY)        (1u << ABI_##FAMILY)
+#define TRAITS_TAKES_fwd(FAMILY) | TRAITS_IN(FAMILY)
+#define TRAITS_TAKES_combine(FAMILY)
+#define TRAITS_TAKES_appendkv(FAMILY)
+#define TRAITS_TAKES_bwd(FAMILY)
+#define TRAITS_IF_FORWARD(NAME, name, args) TRAITS_TAKES_##args(NAME)
+enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 #define TRAITS_SCORES (TRAITS_FORWARD | TRAITS_IN(BWD_DQ_DK_DV))
 #define TRAITS_PAGES                                                                               \
 	(TRAITS_IN(FWD_SPLITKV) | TRAITS_IN(FWD_PAGEDKV) | TRAITS_IN(BATCH_PREFILL) |              \

@@ -80,9 +80,6 @@ struct spec_backend {
 	/* Bits of enum trait: those that code is specialised on. All others are arguments, so that they are not
 	 * in the names of kernels: one kernel is one piece of code. */
 	uint32_t compiled;
-	/* Bits of enum spec_family: those whose kernels take head dims as they come, too, and have the largest
-	 * in their names. */
-	uint16_t any_dims;
 	/* Writes the tile of @row for @spec, which has all but the tile and its traits. */
 	void (*cut)(const struct spec_backend_arch *arch, const struct spec_row *row,
 		    struct kernel_spec *spec);

@@ -26,8 +26,7 @@
  * words that only data depends on (archs, pipelines, tile tags) are numbered by the catalog
  * instead.
  */
-#define SPEC_FAMILIES(X) ABI_FAMILIES(X)
-#define SPEC_DTYPES(X)   /* inputs; "fp8bf16": fp8 inputs, bf16 output */                          \
+#define SPEC_DTYPES(X) /* inputs; "fp8bf16": fp8 inputs, bf16 output */                            \
 	X(FP16, fp16)                                                                              \
 	X(BF16, bf16)                                                                              \
 	X(FP32, fp32)                                                                              \
@@ -64,7 +63,7 @@
 	X(P, p)                                                                                    \
 	X(RP, rp)
 
-#define SPEC_ENUM_FAMILY(ID, word)  SPEC_##ID,
+#define SPEC_ENUM_FAMILY(ID, ...)   SPEC_##ID,
 #define SPEC_ENUM_DTYPE(ID, word)   SPEC_##ID,
 #define SPEC_ENUM_MODE(ID, word)    SPEC_MODE_##ID,
 #define SPEC_ENUM_VLAYOUT(ID, word) SPEC_VLAYOUT_##ID,
@@ -75,7 +74,7 @@
 #define SPEC_ENUM_LAYOUT(ID, word)  SPEC_KV_##ID,
 #define SPEC_ENUM_LOOKUP(ID, word)  SPEC_KV_##ID,
 #define SPEC_ENUM_DROPOUT(ID, word) SPEC_DROPOUT_##ID,
-enum spec_family { SPEC_FAMILIES(SPEC_ENUM_FAMILY) SPEC_N_FAMILIES };
+enum spec_family { ABI_FAMILIES(SPEC_ENUM_FAMILY) SPEC_N_FAMILIES };
 enum spec_dtype { SPEC_DTYPES(SPEC_ENUM_DTYPE) SPEC_N_DTYPES };
 enum spec_mode { SPEC_MODES(SPEC_ENUM_MODE) SPEC_N_MODES };
 enum spec_vlayout { SPEC_VLAYOUTS(SPEC_ENUM_VLAYOUT) SPEC_N_VLAYOUTS };
@@ -151,6 +150,12 @@ struct kernel_spec {
 	uint8_t reserved;      /* 0 */
 };
 
+/* A stage's waves (@word: wave), or the tile of one (warp), along m, n and k. */
+#define SPEC_WAVE_FIELDS(X, word, stage)                                                           \
+	X(word##_m##stage, tile.word##_m##stage, INT)                                              \
+	X(word##_n##stage, tile.word##_n##stage, INT)                                              \
+	X(word##_k##stage, tile.word##_k##stage, INT)
+
 /*
  * X(name, member, kind): kind WORD has a vocabulary; FLAG is 0 or 1, printed so; PAD is 0, 1, 8;
  * INT is a number. The order is the CSV's and never changes.
@@ -172,24 +177,12 @@ struct kernel_spec {
 	X(tile_bwd6, tile.tile_bwd6, INT)                                                          \
 	X(tile_bwd7, tile.tile_bwd7, INT)                                                          \
 	X(tile_bwd8, tile.tile_bwd8, INT)                                                          \
-	X(wave_m0, tile.wave_m0, INT)                                                              \
-	X(wave_n0, tile.wave_n0, INT)                                                              \
-	X(wave_k0, tile.wave_k0, INT)                                                              \
-	X(wave_m1, tile.wave_m1, INT)                                                              \
-	X(wave_n1, tile.wave_n1, INT)                                                              \
-	X(wave_k1, tile.wave_k1, INT)                                                              \
-	X(wave_m2, tile.wave_m2, INT)                                                              \
-	X(wave_n2, tile.wave_n2, INT)                                                              \
-	X(wave_k2, tile.wave_k2, INT)                                                              \
-	X(warp_m0, tile.warp_m0, INT)                                                              \
-	X(warp_n0, tile.warp_n0, INT)                                                              \
-	X(warp_k0, tile.warp_k0, INT)                                                              \
-	X(warp_m1, tile.warp_m1, INT)                                                              \
-	X(warp_n1, tile.warp_n1, INT)                                                              \
-	X(warp_k1, tile.warp_k1, INT)                                                              \
-	X(warp_m2, tile.warp_m2, INT)                                                              \
-	X(warp_n2, tile.warp_n2, INT)                                                              \
-	X(warp_k2, tile.warp_k2, INT)                                                              \
+	SPEC_WAVE_FIELDS(X, wave, 0)                                                               \
+	SPEC_WAVE_FIELDS(X, wave, 1)                                                               \
+	SPEC_WAVE_FIELDS(X, wave, 2)                                                               \
+	SPEC_WAVE_FIELDS(X, warp, 0)                                                               \
+	SPEC_WAVE_FIELDS(X, warp, 1)                                                               \
+	SPEC_WAVE_FIELDS(X, warp, 2)                                                               \
 	X(pad_s, pad_s, PAD)                                                                       \
 	X(pad_sk, pad_sk, PAD)                                                                     \
 	X(pad_d, pad_d, PAD)                                                                       \

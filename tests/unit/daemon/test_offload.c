@@ -136,18 +136,12 @@ static void wait_for_undone(struct fixture *f, int n)
 	pthread_mutex_unlock(&f->lock);
 }
 
-static int no_staging(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
-		      struct fmha_error *err)
-{
-	(void)device, (void)bytes, (void)ret_memory, (void)err;
-	return FMHA_ENOTSUP;
-}
-
 /* The threads stay for good, as in a worker, and so do the fixtures. */
 static int setup(void **state)
 {
 	/* A device whose memory is not the host's. */
-	static const struct device_ops ops = {.backend = "test", .staging_new = no_staging};
+	static const struct device_staging_ops staging;
+	static const struct device_ops ops = {.backend = "test", .staging = &staging};
 	static struct fixture fixtures[8];
 	static int n;
 	struct fixture *f = &fixtures[n++];

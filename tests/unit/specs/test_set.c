@@ -236,6 +236,8 @@ static void sets_merge(void **state)
 	spec_set_free(set);
 }
 
+#define IS_OFF(name, NAME, word, kind, families, asked) " and " #name " == 0"
+
 /* Of this build's own kernels the rows have the tiles. */
 static void own_kernels(void **state)
 {
@@ -256,7 +258,7 @@ static void own_kernels(void **state)
 		count_filtered("gfx942", "gpu",
 			       "family == 'fwd' and data_type == 'bf16' and hdim_q == 128 "
 			       "and hdim_v == 128 and mask == 'no' and bias == 'no' and not "
-			       "(dropout or logits) and qscale == 'no' and narrow == 0"));
+			       "(dropout or logits) and qscale == 'no'" FMHA_OWN_TRAITS(IS_OFF)));
 	spec_set_free(set);
 	spec_set_free(all);
 }

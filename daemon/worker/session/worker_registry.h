@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* kernels.h: the registry of the worker's device and what clients may ask of it. */
-#ifndef FMHAD_WORKER_KERNELS_H
-#define FMHAD_WORKER_KERNELS_H
+/* worker_registry.h: the registry of the worker's device and what clients may ask of it. */
+#ifndef FMHAD_WORKER_REGISTRY_H
+#define FMHAD_WORKER_REGISTRY_H
 
 #include <registry/registry.h>
 
@@ -20,7 +20,7 @@ uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
 /* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code);
 
-/* ---- kernels.c ---- */
+/* ---- worker_registry.c ---- */
 
 /* Loads specs/ and opens the registry. A device that specs/ does not know works without one. */
 int kernels_open(struct worker *worker, struct fmha_error *err);

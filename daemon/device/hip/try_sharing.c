@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * trial.c: whether memory gets from one process to another with this runtime, tried before a client has to rely on it.
+ * try_sharing.c: whether memory gets from one process to another with this runtime, tried before a client has to rely on it.
  *
  * Two processes of fmhad's own do what clients and workers do: one gives memory away, the other takes it, and what either
  * writes the other has to read. They are not the worker, since a runtime that fails may end or hold up its process. Both

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* files.h: a problem's tensors as .npy files: which option names which role, and what sizes follow.
+/* tensor_files.h: a problem's tensors as .npy files: which option names which role, and what sizes follow.
  */
-#ifndef CTL_FILES_H
-#define CTL_FILES_H
+#ifndef CTL_TENSOR_FILES_H
+#define CTL_TENSOR_FILES_H
 
 #include "ctl.h"
 #include "npy.h"

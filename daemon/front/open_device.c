@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * open.c: clients that wait for a device. Each gets one end of a new socket pair once the worker
+ * open_device.c: clients that wait for a device. Each gets one end of a new socket pair once the worker
  * has taken the other.
  */
 #include "front.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * kernels.c: the worker's registry and the methods that clients have on it. Those that walk every
+ * worker_registry.c: the worker's registry and the methods that clients have on it. Those that walk every
  * kernel that the device can have run on a work thread; the session stays until they end.
  *
  * Anybody may export and get; shapes, times and counts of runs tell of other users and are for administrators. What changes the choice of kernels for everybody is for administrators,
  * and goes through the front (changes.c).
  */
-#include "kernels.h"
+#include "worker_registry.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

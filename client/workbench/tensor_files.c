@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "files.h"
+#include "tensor_files.h"
 
 #include <stdio.h>
 #include <stdlib.h>

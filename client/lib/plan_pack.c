@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * pack.c: plans in a file, for processes that have no daemon. A pack holds what the daemon answered to
+ * plan_pack.c: plans in a file, for processes that have no daemon. A pack holds what the daemon answered to
  * local_plan, frame by frame, under the very requests, and the code objects that the answers name: a
  * problem is looked for by the bytes of its request.
  *

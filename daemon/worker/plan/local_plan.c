@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * local.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
+ * local_plan.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
  *
  * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
  * the same one. Their pages are there once, for as long as the device has the kernel loaded, and status says how
  * many. A descriptor that was not read yet is its user's, as any answer's.
  */
-#include "session/kernels.h"
+#include "session/worker_registry.h"
 #include "tuner.h"
 
 #include <stdio.h>

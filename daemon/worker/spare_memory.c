@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* memory.c: what a worker and its device keep for the next client or run: given back when nothing runs, refilled when it
+/* spare_memory.c: what a worker and its device keep for the next client or run: given back when nothing runs, refilled when it
  * was taken. */
 #include "run/request.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * options.c: what a plan may differ in, beyond the kernel of one stage: into how many splits the keys
+ * plan_options.c: what a plan may differ in, beyond the kernel of one stage: into how many splits the keys
  * are cut, and whether backward sums dQ in the workspace. Listed for whoever measures.
  */
 #include <stdlib.h>
