@@ -43,13 +43,7 @@ lint() {
 }
 
 unit() {
-    timed "unit: build" ./dev build release && timed "unit: ctest" ctests release && timed "unit: build debug" debug
-}
-
-# That what is installed builds without a warning as people debug it; nightly builds all of it, and all of clang's.
-debug() {
-    [ -f build/debug/build.ninja ] || cmake --preset debug >/dev/null || return 1
-    cmake --build build/debug -j "$jobs" --target fmhad fmhactl
+    timed "unit: build" ./dev build release && timed "unit: ctest" ctests release
 }
 
 integration() {
@@ -107,7 +101,7 @@ gpu() {
     ./dev build release || return 1
     local -x FMHA_BUILD=$PWD/build/release
     timed_or_skipped "gpu: assembly" tests/emulator/assembly.py --quick &&
-        timed_or_skipped "gpu: structurizing" tests/emulator/structurizing.py --quick &&
+        timed_or_skipped "gpu: structurizing" tests/emulator/structurizing.py --quick --share 3 &&
         timed_or_skipped "gpu: density" tests/emulator/density.py &&
         timed_or_skipped "gpu: instructions" tests/emulator/instructions.py &&
         timed_or_skipped "gpu: words" tests/emulator/words.py &&
@@ -193,6 +187,7 @@ nightly() {
     FMHA_TEST_ALL=1 ctests asan -R test_cpu || status=1
     FMHA_MASK_CASES=10000 ctests release -R 'test_cpu_(forward|backward)' --timeout 3600 || status=1
     conversions || status=1
+    FMHA_NIGHTLY=1 FMHA_BUILD=$PWD/build/release "$python" -m pytest -q tests/integration/test_gpu_compile.py -k hoppers || status=1
     FMHA_POOL_KILLS=10000 FMHA_BUILD=$PWD/build/release "$python" -m pytest -q tests/integration/test_pool.py -k kills || status=1
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
         ./dev package && tests/packages.sh && tests/systemd.sh || status=1

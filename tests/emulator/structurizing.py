@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Values that clang's making of structured control flow may carry into paths that never compute them. No GPU, no emulator.
 
-    python3 tests/emulator/structurizing.py [--profile pytorch] [--arch gfx942] [--match REGEX] [--quick] [--jobs N]
+    python3 tests/emulator/structurizing.py [--profile pytorch] [--arch gfx942] [--match REGEX] [--quick] [--share N] [--jobs N]
 
 StructurizeCFG of LLVM 22 moves what costs nothing (part of a vector, a cast) out of an else-block, up to where the branch is,
 and gives it to phis of other paths, too: right only where the block's other half goes to the same place and nothing else
@@ -196,6 +196,7 @@ def check(task):
 def main():
     parser = assembly.arguments(profiles=True)
     parser.add_argument("--quick", **assembly.QUICK)
+    parser.add_argument("--share", type=int, default=1, help="every Nth of these only")
     options = parser.parse_args()
     if os.access(clangs.ZIG, os.X_OK):  # for every arch: other compilers bring other blocks before the pass
         os.environ.setdefault("FMHA_CLANG", clangs.zig_as_clang())
@@ -205,7 +206,7 @@ def main():
     if len(carried(WRONG)) != 1 or any(carried(text) for text in RIGHT):
         print("FAIL the checker does not find the fault, or finds one where there is none")
         return 1
-    tasks = assembly.tasks(abi.load_library(), archs, options, options.quick)
+    tasks = dict(list(assembly.tasks(abi.load_library(), archs, options, options.quick).items())[::options.share])
     wrong = 0
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for name, said in zip(tasks, pool.map(check, tasks.values())):
