@@ -606,6 +606,15 @@ static int result_error(enum kvpool_result result, const struct pool *pool, uint
 				    result == KVPOOL_NOT_LEASED ? "leased" : "leased or pinned");
 }
 
+/* Of the first @n of a seal that is refused: who is not told of pages can give none back. */
+static void unpin_others(struct pool_user *user, const uint8_t *leased, const uint32_t *pages,
+			 uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (pages[i] != proto_get_page(leased, i))
+			(void)kvpool_give_back(user->pool->pages, &user->holder, pages[i]);
+}
+
 static int on_seal(struct client *client, uint32_t id, const struct proto_pool_seal_params *params,
 		   struct fmha_error *err)
 {
@@ -624,8 +633,10 @@ static int on_seal(struct client *client, uint32_t id, const struct proto_pool_s
 							&params->keys[i * KVPOOL_KEY_BYTES],
 							&pages[i]);
 
-		if (result != KVPOOL_OK)
+		if (result != KVPOOL_OK) {
+			unpin_others(user, params->pages, pages, i);
 			return result_error(result, user->pool, i, page, err);
+		}
 		if (pages[i] == page)
 			pool_file_sealed(user->pool->file, page);
 	}

@@ -98,6 +98,12 @@ static void pin(struct kvpool *pool, struct kvpool_holder *holder, uint32_t page
 	holder->n_pins++;
 }
 
+/* One pin more would read as a lease: whoever has so many goes on without. */
+static bool can_pin(const struct kvpool_holder *holder, uint32_t page)
+{
+	return holder->held[page] != LEASED - 1;
+}
+
 void kvpool_pin(struct kvpool *pool, struct kvpool_holder *holder, uint32_t page)
 {
 	if (page_at(pool, page)->n_pins == 0)
@@ -179,7 +185,7 @@ enum kvpool_result kvpool_seal(struct kvpool *pool, struct kvpool_holder *holder
 		return KVPOOL_NOT_LEASED;
 	*ret_page = key_table_find(&pool->pages, hash, key);
 	if (*ret_page != NONE) {
-		if (holder->held[*ret_page] == LEASED - 1)
+		if (!can_pin(holder, *ret_page))
 			return KVPOOL_MOST_PINS;
 		kvpool_pin(pool, holder, *ret_page);
 		return KVPOOL_OK;
@@ -234,8 +240,7 @@ uint32_t kvpool_find(struct kvpool *pool, struct kvpool_holder *holder,
 		ask_for_page(pool, &ahead, i);
 	for (found = 0; found < n; found++) {
 		page = key_table_find(&pool->pages, ahead.hashes[found % (2 * AHEAD)], keys[found]);
-		/* One pin more would read as a lease: whoever has so many goes on without. */
-		if (page == NONE || holder->held[page] == LEASED - 1)
+		if (page == NONE || !can_pin(holder, page))
 			break;
 		kvpool_pin(pool, holder, page);
 		ret_pages[found] = page;

@@ -192,6 +192,11 @@ def test_the_second_to_seal_gets_the_first_ones_page(daemon):
     second.give_back([theirs])
     assert second.find("same") == [mine]
     second.give_back([mine])
+    # Of a seal that is refused half way nobody hears which pages there are.
+    (theirs,) = second.lease(1)
+    with pytest.raises(fmha_wire.WireError, match="not leased"):
+        second.seal([theirs, mine], ["same", "other"])
+    second.give_back([theirs])
     # It stays for the second, who reads it, when the first needs it no more and others want pages.
     first.give_back([mine])
     assert mine not in first.lease(16) and state(daemon)["pinned"] == 1
@@ -779,7 +784,7 @@ def test_the_package(daemon):
                                 lambda: Pool("a", (4096, 2), "float32"), lambda: pool.seal([1], []), lambda: pool.find([b"short"]),
                                 lambda: pool.give_back([7]), lambda: drop("a"), lambda: pool.give_back([float(mine[1])]),
                                 lambda: Pool("a\\0b", (16, 2, 32), "float16"), lambda: drop("a\\0b"), lambda: pool.find(["k" * 32]),
-                                lambda: Pool("b", (1 << 40, 1 << 40), pages=1), lambda: chain_keys([1.5, 2.5], 1, "m"),
+                                lambda: Pool("b", (1 << 40, 1 << 40), pages=1), lambda: chain_keys([1.5, 2.5], 1, "m"), lambda: chain_keys([2**64 - 1], 1, "m"),
                                 lambda: chain_keys([[1, 2]], 1, "m"), lambda: chain_keys([1], 1, "m", after=b"short")):
                     try:
                         refused()

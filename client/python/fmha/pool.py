@@ -42,6 +42,8 @@ def chain_keys(tokens: Sequence[int], page_size: int, cause: str | bytes, after:
     numbers, keys = np.asarray(tokens), []
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise invalid(f"tokens are {numbers.dtype} {list(numbers.shape)}: whole numbers of one sequence", "tokens")
+    if numbers.size and numbers.max() >= 1 << 63:
+        raise invalid(f"token {numbers.max()}: below 2^63", "tokens")
     numbers = numbers.astype("<i8")
     for start in range(0, len(numbers) // page_size * page_size, page_size):
         key = hashlib.sha256(key + numbers[start:start + page_size].tobytes()).digest()
