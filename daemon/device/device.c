@@ -284,7 +284,7 @@ uint64_t device_staging_cost(const struct device *device, uint64_t bytes)
 int device_staging_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 		       struct fmha_error *err)
 {
-	return device->ops->staging->new (device, bytes, ret_memory, err);
+	return device->ops->staging->create(device, bytes, ret_memory, err);
 }
 
 void device_staging_free(struct device *device, struct device_memory *memory)

@@ -28,8 +28,8 @@ struct device_code_ops {
 /* Of a device with memory of its own: what the host has goes there by copies. */
 struct device_staging_ops {
 	uint64_t (*cost)(const struct device *device, uint64_t bytes);
-	int (*new)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
-		   struct fmha_error *err);
+	int (*create)(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
+		      struct fmha_error *err);
 	void (*free)(struct device *device, struct device_memory *memory);
 	bool (*make_room)(struct device *device, uint64_t bytes);
 };

@@ -463,5 +463,5 @@ int reach_check(const struct plan *plan, uint32_t stage, const union abi_args *a
 	case ABI_N_FAMILIES:
 		break;
 	}
-	return 0;
+	return fmha_error_set(err, FMHA_EINTERNAL, "stage %u: no family's arguments", stage);
 }

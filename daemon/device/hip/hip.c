@@ -256,7 +256,7 @@ static const struct device_code_ops code_ops = {
 
 static const struct device_staging_ops staging_ops = {
 	.cost = gpu_staging_cost,
-	.new = gpu_staging_new,
+	.create = gpu_staging_new,
 	.free = gpu_staging_free,
 	.make_room = gpu_make_room,
 };
