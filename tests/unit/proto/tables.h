@@ -7,8 +7,8 @@
 #ifndef TESTS_UNIT_PROTO_TABLES_H
 #define TESTS_UNIT_PROTO_TABLES_H
 
-#include <assert.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include <proto/messages.h>
 
@@ -29,7 +29,8 @@ static inline void tables_add(struct tables *tables, const struct field_table *t
 		if (tables->at[i] == table)
 			return;
 	}
-	assert(tables->n < TABLES_MAX);
+	if (tables->n == TABLES_MAX)
+		abort();
 	tables->at[tables->n++] = table;
 	for (uint32_t i = 0; i < table->n_fields; i++) {
 		if (table->fields[i].table)
