@@ -11,12 +11,16 @@
 
 #include <proto/page_numbers.h>
 
+#define GRANULE ((uint64_t)2 << 20)
+
 struct fmha_pool {
 	struct fmha_client *client;
 	uint64_t generation; /* of the connection that has it open */
 	uint32_t id;
 	int fd;
 	void *data;
+	bool on_gpu;
+	uint32_t device; /* then: which */
 	struct fmha_pool_info info;
 };
 
@@ -25,15 +29,25 @@ static uint64_t pool_bytes(const struct fmha_pool *pool)
 	return pool->info.page_bytes * pool->info.n_pages;
 }
 
+/* What drivers map is a multiple of it. */
+static uint64_t whole_granules(uint64_t bytes)
+{
+	return (bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
+
 /* Maps what the daemon has answered, which is believed as far as the file is that large. */
 static int map_pool(struct fmha_pool *pool, struct fmha_error *err)
 {
 	struct stat st;
 
-	if (pool->info.n_pages == 0 || pool->info.page_bytes == 0 ||
+	if (pool->on_gpu && pool->fd >= 0 && pool->info.n_pages > 0 && pool->info.page_bytes > 0 &&
+	    pool->info.page_bytes <= INT64_MAX / pool->info.n_pages)
+		return 0;
+	if (pool->on_gpu || pool->info.n_pages == 0 || pool->info.page_bytes == 0 ||
 	    pool->info.page_bytes > INT64_MAX / pool->info.n_pages || fstat(pool->fd, &st) < 0 ||
 	    (uint64_t)st.st_size != pool_bytes(pool))
-		return fmha_error_set(err, FMHA_EPROTO, "pool: the file is not of the size said");
+		return fmha_error_set(err, FMHA_EPROTO,
+				      "pool: no memory came, or not of the size said");
 	pool->data = mmap(NULL, pool_bytes(pool),
 			  PROT_READ | (pool->info.read_only ? 0 : PROT_WRITE), MAP_SHARED, pool->fd,
 			  0);
@@ -72,6 +86,7 @@ int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_options *o
 		   struct fmha_pool **ret_pool, struct fmha_error *err)
 {
 	struct proto_pool_open_params params = {0};
+	struct fmha_device_info info = {0};
 	struct fmha_pool *pool;
 	int r = client_check(options && options->name && ret_pool ? client : NULL, __func__, err);
 
@@ -83,8 +98,11 @@ int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_options *o
 	if (r == 0)
 		r = client_copy_name(params.layout, sizeof(params.layout),
 				     options->layout ? options->layout : "", "layout", err);
+	if (r == 0 && options->device)
+		r = fmha_device_info(options->device, &info, err);
 	if (r < 0)
 		return r;
+	params.on_device = options->device ? info.device + 1 : 0;
 	params.page_bytes = options->page_bytes;
 	params.n_pages = options->n_pages;
 	params.n_spill = options->n_spill;
@@ -97,6 +115,8 @@ int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_options *o
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	pool->client = client_ref(client);
 	pool->fd = -1;
+	pool->on_gpu = options->device != NULL;
+	pool->device = info.device;
 	r = pool_ask(pool, &params, err);
 	if (r == 0)
 		r = map_pool(pool, err);
@@ -256,6 +276,44 @@ void *fmha_pool_data(const struct fmha_pool *pool)
 	return pool ? pool->data : NULL;
 }
 
+int fmha_pool_memory(const struct fmha_pool *pool, struct fmha_memory *ret_memory,
+		     struct fmha_error *err)
+{
+	int r = client_check(pool && ret_memory ? pool->client : NULL, __func__, err);
+
+	if (r < 0)
+		return r;
+	if (!pool->on_gpu)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "pool",
+					    "the pool lies in the machine's memory");
+	*ret_memory = (struct fmha_memory){.struct_size = sizeof(*ret_memory),
+					   .kind = FMHA_MEMORY_VMM_FD,
+					   .fd = pool->fd,
+					   .size = whole_granules(pool_bytes(pool))};
+	return 0;
+}
+
+/* Whether @device computes on what the pool has. */
+static int check_reaches(const struct fmha_pool *pool, const struct fmha_device_info *info,
+			 struct fmha_error *err)
+{
+	if (pool->on_gpu && info->device != pool->device)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "device",
+					    "the pool lies in the memory of device %u",
+					    pool->device);
+	if (!pool->on_gpu && strcmp(info->backend, "cpu") != 0)
+		return fmha_error_set_field(
+			err, FMHA_ENOTSUP, "device",
+			"a pool's pages lie in the machine's memory, which device %u (%s) does "
+			"not compute on: open one of that device's memory",
+			info->device, info->backend);
+	if (pool->info.read_only)
+		return fmha_error_set_field(err, FMHA_EPERM, "pool",
+					    "a device may write what it has, and this user reads "
+					    "the pool only");
+	return 0;
+}
+
 int fmha_pool_buffer(struct fmha_pool *pool, struct fmha_device *device,
 		     struct fmha_buffer **ret_buffer, struct fmha_error *err)
 {
@@ -268,17 +326,11 @@ int fmha_pool_buffer(struct fmha_pool *pool, struct fmha_device *device,
 		r = fmha_device_info(device, &info, err);
 	if (r < 0)
 		return r;
-	if (strcmp(info.backend, "cpu") != 0)
-		return fmha_error_set_field(
-			err, FMHA_ENOTSUP, "device",
-			"a pool's pages lie in the machine's memory, which device "
-			"%u (%s) does not compute on: pools of a GPU's memory are "
-			"not there yet",
-			info.device, info.backend);
-	if (pool->info.read_only)
-		return fmha_error_set_field(err, FMHA_EPERM, "pool",
-					    "a device may write what it has, and this user reads "
-					    "the pool only");
+	r = check_reaches(pool, &info, err);
+	if (r < 0)
+		return r;
+	if (pool->on_gpu)
+		memory.kind = FMHA_MEMORY_VMM_FD;
 	memory.fd = pool->fd;
 	memory.size = pool_bytes(pool);
 	r = fmha_buffer_import(device, &memory, ret_buffer, err);

@@ -347,6 +347,18 @@ void device_memory_free(struct device *device, struct device_memory *memory)
 	device->ops->memory_free(device, memory);
 }
 
+int device_memory_clear(struct device *device, struct device_memory *memory, uint64_t offset,
+			uint64_t bytes, struct fmha_error *err)
+{
+	if (!device->ops->memory_clear)
+		return fmha_error_set(err, FMHA_ENOTSUP, "device %s has no memory of its own",
+				      device->info.name);
+	if (bytes > memory->bytes || offset > memory->bytes - bytes)
+		return fmha_error_set(err, FMHA_EINVAL, "the memory has %llu bytes",
+				      (unsigned long long)memory->bytes);
+	return device->ops->memory_clear(device, memory, offset, bytes, err);
+}
+
 int device_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 			 struct fmha_error *err)
 {

@@ -60,6 +60,9 @@ struct device_ops {
 	int (*memory_import)(struct device *device, const struct device_memory_source *source,
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*memory_free)(struct device *device, struct device_memory *memory);
+	/* NULL: none of it outlives the process. */
+	int (*memory_clear)(struct device *device, struct device_memory *memory, uint64_t offset,
+			    uint64_t bytes, struct fmha_error *err);
 	int (*workspace_new)(struct device *device, uint64_t bytes,
 			     struct device_memory *ret_memory, struct fmha_error *err);
 	void (*workspace_free)(struct device *device, struct device_memory *memory);

@@ -172,6 +172,7 @@ static bool admit(struct front *front, int *fd, const struct ucred *peer)
 	client->pid = (uint32_t)peer->pid;
 	list_init(&client->opens);
 	list_init(&client->pools);
+	list_init(&client->pool_openings);
 	if (!client_charge(client) || connection_open(&client->connection, &front->hub, take_fd(fd),
 						      client->account, true, &client_ops, NULL) < 0)
 		return false;

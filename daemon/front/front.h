@@ -66,7 +66,8 @@ struct client {
 	struct account *account;
 	struct list in_clients;
 	struct list opens;
-	struct list pools; /* pools.c: those that it has open */
+	struct list pools;         /* pools.c: those that it has open */
+	struct list pool_openings; /* and those that it waits for */
 	uint32_t last_pool;
 	uint32_t uid, gid, pid;
 	char name[PROTO_NAME_BYTES];
@@ -176,9 +177,9 @@ void worker_slot_drain(struct worker_slot *slot);
 /* Ends the process, for good. */
 void worker_slot_stop(struct worker_slot *slot, bool now);
 bool worker_slot_is_over(const struct worker_slot *slot);
-/* Asks the worker as connection_request() does. Return: false: none is ready. */
-bool worker_slot_request(struct worker_slot *slot, enum proto_method method, connection_reply reply,
-			 void *owner);
+/* Asks the worker as connection_request() does; @fd: taken. Return: false: none is ready. */
+bool worker_slot_request(struct worker_slot *slot, enum proto_method method, const void *params,
+			 int fd, connection_reply reply, void *owner);
 
 /* ---- process.c ---- */
 

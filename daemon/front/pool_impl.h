@@ -17,6 +17,15 @@ struct pool_share {
 	uint8_t key[PROTO_SHARE_BYTES];
 };
 
+/* A connection that waits for a pool that is being made. */
+struct pool_opening {
+	struct list in_client, in_pool;
+	struct client *client;
+	struct pool *pool;
+	uint32_t id; /* of its request */
+	bool created;
+};
+
 struct pool {
 	struct list in_pools;
 	struct pools *pools;
@@ -24,7 +33,9 @@ struct pool {
 	char name[PROTO_NAME_BYTES], layout[PROTO_LAYOUT_BYTES];
 	uint64_t page_bytes, charged, charged_file;
 	uint32_t n_pages;
-	int fd;
+	int fd;                   /* -1: it is being made */
+	struct worker_slot *slot; /* of the GPU whose memory it is; NULL: the machine's */
+	struct list openings;     /* struct pool_opening */
 	struct kvpool *pages;
 	struct pool_file *file; /* NULL: it has none */
 	struct pool_share shares[SHARES_MOST];
@@ -36,6 +47,27 @@ struct pool {
 	struct list waiting; /* users whose process has not ended yet */
 	uint64_t idle_since_ns;
 };
+
+static inline bool pool_is_being_made(const struct pool *pool)
+{
+	return pool->slot && pool->fd < 0;
+}
+
+/* pools.c. Memory that a worker has made is there, or @failed says why not: answers those who wait. */
+void pool_made(struct pool *pool, const struct fmha_error *failed);
+
+/* pool_device.c */
+uint64_t pool_device_bytes(uint64_t bytes); /* what a pool of so many takes */
+int pool_device_check(struct front *front, const struct proto_pool_open_params *params,
+		      struct worker_slot **ret_slot, struct fmha_error *err);
+/* pool_made() comes. Return: 0, FMHA_EBUSY: it does not. */
+int pool_device_make(struct pool *pool, uint64_t bytes, struct fmha_error *err);
+/* Return: false: no worker is ready, and no @reply comes. */
+bool pool_device_clear(const struct pool *pool, const uint32_t *pages, uint32_t n,
+		       connection_reply reply, void *owner);
+int pool_opening_new(struct client *client, uint32_t id, struct pool *pool, bool created,
+		     struct fmha_error *err);
+void pool_opening_free(struct pool_opening *opening);
 
 /* pool_share.c. Return: NULL: @uid has none with that @key. */
 const struct pool_share *pool_share_find(const struct pool *pool, uint32_t uid,

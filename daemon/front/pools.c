@@ -41,6 +41,7 @@ struct pool_user {
 	uint32_t pages[EMPTY_PER_WORK], n_pages; /* being emptied */
 	uint32_t next_page;                      /* where the next of these are looked for */
 	bool failed;                             /* they could not be */
+	bool waits_for_device;                   /* in pool.waiting, for a worker that empties them */
 };
 
 /* ---- pools ---- */
@@ -173,8 +174,8 @@ static int check_file(const struct front *front, const struct proto_pool_open_pa
 	return 0;
 }
 
-static int check_new(const struct front *front, const struct proto_pool_open_params *params,
-		     struct fmha_error *err)
+static int check_new(struct front *front, const struct proto_pool_open_params *params,
+		     struct worker_slot **ret_slot, struct fmha_error *err)
 {
 	if (params->n_pages == 0)
 		return fmha_error_set_field(err, FMHA_ENOENT, "name",
@@ -188,6 +189,8 @@ static int check_new(const struct front *front, const struct proto_pool_open_par
 		return fmha_error_set_field(err, FMHA_EINVAL, "page_bytes",
 					    "%llu is no multiple of %d",
 					    (unsigned long long)params->page_bytes, PAGE_UNIT);
+	if (params->on_device)
+		return pool_device_check(front, params, ret_slot, err);
 	return params->n_spill ? check_file(front, params, err) : 0;
 }
 
@@ -196,12 +199,15 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 {
 	struct pools *pools = client->front->pools;
 	uint64_t bytes, charged, file_bytes = 0, secret;
+	struct worker_slot *slot = NULL;
 	struct pool *pool;
-	int r = check_new(client->front, params, err);
+	int r = check_new(client->front, params, &slot, err);
 
 	if (r < 0)
 		return r;
 	bytes = params->n_pages * params->page_bytes;
+	if (slot)
+		bytes = pool_device_bytes(bytes);
 	charged = bytes + kvpool_cost(params->n_pages);
 	if (params->n_spill > 0) {
 		charged += pool_file_cost(params->n_pages, params->n_spill);
@@ -226,9 +232,11 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 	memcpy(pool->layout, params->layout, sizeof(pool->layout));
 	list_init(&pool->waiting);
 	list_init(&pool->open);
+	list_init(&pool->openings);
 	list_append(&pools->list, &pool->in_pools);
-	pool->fd = make_file(bytes);
-	if (pool->fd >= 0 && getrandom(&secret, sizeof(secret), 0) == sizeof(secret))
+	pool->slot = slot;
+	pool->fd = slot ? -1 : make_file(bytes);
+	if ((slot || pool->fd >= 0) && getrandom(&secret, sizeof(secret), 0) == sizeof(secret))
 		pool->pages = kvpool_new(params->n_pages, secret);
 	if (pool->pages && params->n_spill > 0)
 		pool->file = pool_file_new(pool, params->n_spill, secret);
@@ -236,6 +244,12 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 		pool_free(pool);
 		return fmha_error_set(err, FMHA_ENOMEM, "pool: out of memory or descriptors");
 	}
+	r = slot ? pool_device_make(pool, bytes, err) : 0;
+	if (r < 0) {
+		pool_free(pool);
+		return r;
+	}
+	pool->n_users += slot != NULL; /* the worker */
 	*ret_pool = pool;
 	return 0;
 }
@@ -300,17 +314,74 @@ static void do_empty(uv_work_t *work)
 					 (off_t)(user->pages[i] * bytes), (off_t)bytes) < 0;
 }
 
-static void on_emptied(uv_work_t *work, int status)
+static void have_emptied(struct pool_user *user)
 {
-	struct pool_user *user = container_of(work, struct pool_user, work);
 	struct doing *doing = &user->pool->pools->front->doing;
 	struct doing_before before = doing_begin(doing, DOING_COMPLETION, user->account->uid);
 
-	(void)status; /* it is never cancelled */
 	for (uint32_t i = 0; i < user->n_pages && !user->failed; i++)
 		kvpool_reclaim(user->pool->pages, &user->holder, user->pages[i]);
 	empty_more(user);
 	doing_end(doing, before);
+}
+
+static void on_emptied(uv_work_t *work, int status)
+{
+	(void)status; /* it is never cancelled */
+	have_emptied(container_of(work, struct pool_user, work));
+}
+
+/* The next worker empties the same pages. Nobody gets those of a pool that was dropped. */
+static void wait_for_device(struct pool_user *user)
+{
+	if (user->pool->dropped) {
+		user_close(user);
+		return;
+	}
+	user->waits_for_device = true;
+	list_append(&user->pool->waiting, &user->in_client);
+}
+
+static void on_cleared(void *owner, const union proto_any_result *result, int fd,
+		       const struct fmha_error *error)
+{
+	struct pool_user *user = owner;
+
+	(void)fd;
+	user->failed = !result;
+	if (!result && error->code == FMHA_ECONN) {
+		user->failed = false;
+		wait_for_device(user);
+	} else {
+		have_emptied(user);
+	}
+}
+
+static void clear_on_device(struct pool_user *user)
+{
+	user->waits_for_device = false;
+	if (!pool_device_clear(user->pool, user->pages, user->n_pages, on_cleared, user))
+		wait_for_device(user);
+}
+
+void pools_device_ready(struct pools *pools, const struct worker_slot *slot)
+{
+	struct list again;
+
+	list_init(&again);
+	list_for_each_entry(struct pool, pool, &pools->list, in_pools) {
+		list_for_each_entry(struct pool_user, user, &pool->waiting, in_client) {
+			if (pool->slot != slot || !user->waits_for_device)
+				continue;
+			list_remove(&user->in_client);
+			list_append(&again, &user->in_client);
+		}
+	}
+	/* Who has to wait once more is in the pool's list by then. */
+	list_for_each_entry(struct pool_user, user, &again, in_client) {
+		list_remove(&user->in_client);
+		clear_on_device(user);
+	}
 }
 
 /* What cannot be emptied stays out of use, and its user's account shows it. */
@@ -324,8 +395,10 @@ static void empty_more(struct pool_user *user)
 					    EMPTY_PER_WORK, user->pages);
 	if (user->n_pages > 0)
 		user->next_page = user->pages[user->n_pages - 1] + 1;
-	if (user->n_pages == 0 ||
-	    uv_queue_work(&pool->pools->front->loop, &user->work, do_empty, on_emptied) < 0)
+	if (user->n_pages > 0 && pool->slot)
+		clear_on_device(user);
+	else if (user->n_pages == 0 ||
+		 uv_queue_work(&pool->pools->front->loop, &user->work, do_empty, on_emptied) < 0)
 		user_close(user);
 }
 
@@ -392,6 +465,8 @@ static void pool_end(struct pool *pool)
 
 void pools_forget(struct client *client)
 {
+	list_for_each_entry(struct pool_opening, opening, &client->pool_openings, in_client)
+		pool_opening_free(opening);
 	list_for_each_entry(struct pool_user, user, &client->pools, in_client)
 		user_end(user);
 }
@@ -459,6 +534,16 @@ static bool is_name(const char *name)
 static int check_same(const struct pool *pool, const struct proto_pool_open_params *params,
 		      struct fmha_error *err)
 {
+	const uint32_t on_device = pool->slot ? pool->slot->index + 1 : 0;
+
+	if (params->on_device != on_device && on_device)
+		return fmha_error_set_field(err, FMHA_EINVAL, "on_device",
+					    "pool \"%s\" lies in the memory of device %u",
+					    pool->name, on_device - 1);
+	if (params->on_device != on_device)
+		return fmha_error_set_field(err, FMHA_EINVAL, "on_device",
+					    "pool \"%s\" lies in the machine's memory",
+					    pool->name);
 	if (params->layout[0] && strcmp(params->layout, pool->layout) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "layout", "pool \"%s\" holds \"%s\"",
 					    pool->name, pool->layout);
@@ -522,38 +607,76 @@ static int dup_memory(const struct pool *pool, bool reads_only)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-static int on_open(struct client *client, uint32_t id, const struct proto_pool_open_params *params,
-		   struct fmha_error *err)
+/* The pool's memory is there. @result: created and read_only are said. */
+static int open_for(struct client *client, uint32_t id, struct pool *pool,
+		    struct proto_pool_open_result *result, struct fmha_error *err)
 {
-	struct proto_pool_open_result result = {0};
 	struct pool_user *user = NULL;
-	struct pool *pool = NULL;
-	uint32_t n_open = 0;
-	int r, fd;
+	int r = user_new(client, pool, result->read_only, &user, err), fd;
 
-	list_for_each_entry(struct pool_user, other, &client->pools, in_client)
-		n_open++;
-	if (n_open >= OPEN_MOST)
-		return fmha_error_set_field(err, FMHA_EQUOTA, "name",
-					    "a connection has %d pools open at most", OPEN_MOST);
-	r = get_pool(client, params, &pool, &result, err);
-	if (r == 0)
-		r = user_new(client, pool, result.read_only, &user, err);
-	if (r < 0) {
-		if (result.created && pool)
-			pool_end(pool);
+	if (r < 0)
 		return r;
-	}
-	fd = dup_memory(pool, result.read_only);
+	fd = dup_memory(pool, result->read_only);
 	if (fd < 0) {
 		user_end(user);
 		return fmha_error_set(err, FMHA_EIO, "pool: %s", strerror(errno));
 	}
-	result.pool = user->id;
-	result.page_bytes = pool->page_bytes;
-	result.n_pages = pool->n_pages;
-	connection_answer(&client->connection, id, PROTO_POOL_OPEN, &result, fd);
+	result->pool = user->id;
+	result->page_bytes = pool->page_bytes;
+	result->n_pages = pool->n_pages;
+	connection_answer(&client->connection, id, PROTO_POOL_OPEN, result, fd);
 	return 0;
+}
+
+void pool_made(struct pool *pool, const struct fmha_error *failed)
+{
+	list_for_each_entry(struct pool_opening, opening, &pool->openings, in_pool) {
+		struct client *client = opening->client;
+		struct proto_pool_open_result result = {.created = opening->created};
+		struct fmha_error err;
+		uint32_t id = opening->id;
+
+		pool_opening_free(opening);
+		if (failed)
+			connection_answer_error(&client->connection, id, failed);
+		else if (open_for(client, id, pool, &result, &err) < 0)
+			connection_answer_error(&client->connection, id, &err);
+	}
+	if (failed)
+		pool_end(pool);
+	pool_end_use(pool); /* the worker's */
+}
+
+static uint32_t count_open(const struct client *client)
+{
+	uint32_t n = 0;
+
+	list_for_each_entry(struct pool_user, user, &client->pools, in_client)
+		n++;
+	list_for_each_entry(struct pool_opening, opening, &client->pool_openings, in_client)
+		n++;
+	return n;
+}
+
+static int on_open(struct client *client, uint32_t id, const struct proto_pool_open_params *params,
+		   struct fmha_error *err)
+{
+	struct proto_pool_open_result result = {0};
+	struct pool *pool = NULL;
+	int r;
+
+	if (count_open(client) >= OPEN_MOST)
+		return fmha_error_set_field(err, FMHA_EQUOTA, "name",
+					    "a connection has %d pools open at most", OPEN_MOST);
+	r = get_pool(client, params, &pool, &result, err);
+	if (r < 0)
+		return r;
+	if (pool_is_being_made(pool))
+		return pool_opening_new(client, id, pool, result.created, err);
+	r = open_for(client, id, pool, &result, err);
+	if (r < 0 && result.created)
+		pool_end(pool);
+	return r;
 }
 
 static void answer_pages(struct client *client, uint32_t id, enum proto_method method,
@@ -708,6 +831,9 @@ static int on_drop(struct client *client, uint32_t id, const struct proto_pool_d
 	if (!pool && !(is_name(params->name) && pool_file_drop(pools, client->uid, params->name)))
 		return fmha_error_set_field(err, FMHA_ENOENT, "name",
 					    "this user has no pool \"%s\"", params->name);
+	if (pool && pool_is_being_made(pool))
+		return fmha_error_set_field(err, FMHA_EBUSY, "name", "pool \"%s\" is being made",
+					    pool->name);
 	if (pool && pool->n_open > 0)
 		return fmha_error_set_field(err, FMHA_EBUSY, "name",
 					    "%u connections have pool \"%s\" open", pool->n_open,
@@ -731,6 +857,10 @@ static int on_share(struct client *client, uint32_t id,
 	if (params->uid == client->uid)
 		return fmha_error_set_field(err, FMHA_EINVAL, "uid", "user %u is who has the pool",
 					    params->uid);
+	if (pool->slot && params->access == PROTO_READS)
+		return fmha_error_set_field(err, FMHA_ENOTSUP, "access",
+					    "who has a GPU's memory chooses whether it is "
+					    "written: nobody can be let in to read only");
 	/* What that user could do until now ends; what is mapped stays mapped. */
 	pool_share_end(pool, params->uid);
 	list_for_each_entry(struct pool_user, user, &pool->open, in_open) {
@@ -789,6 +919,8 @@ cJSON *pools_json(const struct pools *pools, uint32_t uid, bool all)
 		cJSON_AddNumberToObject(item, "page_bytes", (double)pool->page_bytes);
 		cJSON_AddNumberToObject(item, "pages", pool->n_pages);
 		cJSON_AddNumberToObject(item, "users", pool->n_users);
+		if (pool->slot)
+			cJSON_AddNumberToObject(item, "device", pool->slot->index);
 		cJSON_AddNumberToObject(item, "free", counts.n_free);
 		cJSON_AddNumberToObject(item, "leased", counts.n_leased);
 		cJSON_AddNumberToObject(item, "sealed", counts.n_sealed);

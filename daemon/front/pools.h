@@ -8,6 +8,9 @@
  * should not spoils that user's pages alone. Another user has it open only where the pool's user says so, by a word that
  * the daemon draws, for that user, and gets a descriptor that reads unless it is to write.
  *
+ * A pool of a GPU's memory is an allocation that the GPU's worker makes and keeps no part of (worker_memory): the front's
+ * descriptor alone keeps it, whoever dies. Who gets a descriptor of it chooses whether it is written, so nobody is let in to read only.
+ *
  * When a connection ends, its pins end. What it had leased may still be written by its process: these pages
  * wait for the end of that process (a descriptor of it tells), are emptied on another thread, and are free then.
  */
@@ -42,6 +45,9 @@ int pools_handle(struct client *client, uint32_t id, enum proto_method method,
 
 /* The client is gone. */
 void pools_forget(struct client *client);
+
+/* A worker that can clear pages is there (again). */
+void pools_device_ready(struct pools *pools, const struct worker_slot *slot);
 
 /* Those of user @uid, or @all; given. */
 cJSON *pools_json(const struct pools *pools, uint32_t uid, bool all);

@@ -416,7 +416,7 @@ static void status_ask(uv_timer_t *timer)
 		struct status_part *part = &gathering->parts[i];
 
 		part->gathering = gathering;
-		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS, on_answer,
+		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS, &(struct proto_empty){0}, -1, on_answer,
 						  part);
 	}
 	gathering->asking = true;

@@ -11,12 +11,15 @@
  * worker says nothing. Every death is held against the kernel that was running and the user who had
  * asked for it (quarantine.h).
  */
+#include "pools.h"
 #include "process.h"
 #include "tuned.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#include <proto/cleanup.h>
 
 #include <base/clock.h>
 #include <proto/error.h>
@@ -114,6 +117,7 @@ static void on_restored(struct worker_slot *slot, uint32_t id, int fd)
 	set_state(slot, WORKER_READY);
 	worker_process_configure(slot->process);
 	attach_all(slot);
+	pools_device_ready(slot->front->pools, slot);
 }
 
 static int supervise_handle(struct connection *control, uint32_t id, enum proto_method method,
@@ -171,12 +175,14 @@ static const struct connection_ops control_ops = {
 	.on_hangup = on_hangup,
 };
 
-bool worker_slot_request(struct worker_slot *slot, enum proto_method method, connection_reply reply,
-			 void *owner)
+bool worker_slot_request(struct worker_slot *slot, enum proto_method method, const void *params,
+			 int fd, connection_reply reply, void *owner)
 {
-	return slot->state == WORKER_READY &&
-	       connection_request(&slot->process->control, method, &(struct proto_empty){0}, -1,
-				  reply, owner, NULL) == 0;
+	if (slot->state == WORKER_READY)
+		return connection_request(&slot->process->control, method, params, fd, reply, owner,
+					  NULL) == 0;
+	closep(&fd);
+	return false;
 }
 
 /* ---- deaths ---- */
@@ -292,7 +298,7 @@ static void beat(struct worker_slot *slot)
 		slot->beating = false;
 		uv_timer_stop(&slot->timer);
 	} else {
-		(void)worker_slot_request(slot, PROTO_PING, NULL, NULL);
+		(void)worker_slot_request(slot, PROTO_PING, &(struct proto_empty){0}, -1, NULL, NULL);
 	}
 }
 
@@ -356,7 +362,7 @@ static void on_drained(void *owner, const union proto_any_result *result, int fd
 
 void worker_slot_drain(struct worker_slot *slot)
 {
-	if (worker_slot_request(slot, PROTO_WORKER_DRAIN, on_drained, slot))
+	if (worker_slot_request(slot, PROTO_WORKER_DRAIN, &(struct proto_empty){0}, -1, on_drained, slot))
 		return;
 	worker_slot_stop(slot, true); /* it is not ready: nothing is in flight */
 	slot->drained = worker_slot_is_over(slot);

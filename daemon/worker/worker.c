@@ -166,6 +166,10 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 	case PROTO_WORKER_RESTORE:
 		r = kernels_restore(worker, *fd, err);
 		break;
+	case PROTO_WORKER_MEMORY:
+		return lasting_memory_make(worker, id, params->WORKER_MEMORY.size, err);
+	case PROTO_WORKER_CLEAR:
+		return lasting_memory_clear(worker, id, &params->WORKER_CLEAR, fd, err);
 	case PROTO_TUNED_RESULT:
 		if (worker->plans.registry)
 			(void)registry_set_tuned(worker->plans.registry, &params->TUNED_RESULT,

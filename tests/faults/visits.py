@@ -599,6 +599,40 @@ def compile_given_up(daemon):
     return "left"
 
 
+@visit("pool_open", "worker_memory", "worker_clear", device="cuda", tidy=drop_pool)
+def pools_on_a_gpu(daemon):
+    """What was sealed is there, and of what was not nothing, once a handle is closed: a page that could not be cleared is nobody's."""
+    def opened(client):
+        answer, (fd,) = client.call_with_fds("pool_open", {"name": "visit", "n_pages": 4, "page_bytes": 4096, "on_device": 1})
+        memory = mmap.mmap(fd, 4 * 4096)
+        os.close(fd)
+        return {"pool": answer["pool"]}, contextlib.closing(memory)
+
+    def numbers(pages):
+        return [int.from_bytes(pages[at:at + 4], "little") for at in range(0, len(pages), 4)]
+
+    with daemon.client() as client:
+        pool, closing = opened(client)
+        with closing as memory:
+            pages = client.call("pool_lease", {**pool, "n": 2})["pages"]
+            for page in numbers(pages):
+                memory[page * 4096:page * 4096 + 4] = b"here"
+            client.call("pool_seal", {**pool, "pages": pages[:4], "keys": bytes(32)})
+            client.call("pool_close", pool)
+    with daemon.client() as client:
+        pool, closing = opened(client)
+        with closing as memory:
+            (sealed,) = numbers(client.call("pool_find", {**pool, "keys": bytes(32)})["pages"])
+            if memory[sealed * 4096:sealed * 4096 + 4] != b"here":
+                raise Lie("a sealed page has lost what was in it")
+            for _ in range(3):
+                for page in numbers(client.call("pool_lease", {**pool, "n": 4})["pages"]):
+                    if memory[page * 4096:page * 4096 + 4] != bytes(4):
+                        raise Lie(f"page {page} was not cleared")
+            client.call("pool_close", pool)
+    return True
+
+
 @visit("local_plan", "code", "local_runs", device="cuda")
 def local_on_a_gpu(daemon):
     with daemon.device() as device:

@@ -200,6 +200,11 @@ def change_and_tune(daemon, slow, go):
             assert fmhad.until(lambda: slow.count() > built)
         assert fmhad.until(lambda: "compile_cancel" in daemon.status()["front"]["loop"])
         go.touch()
+    with daemon.client() as client:
+        pool = client.call("pool_open", {"name": "p", "n_pages": 300, "page_bytes": 4096, "on_device": 1})["pool"]
+        client.call("pool_lease", {"pool": pool, "n": 300})
+        client.call("pool_close", {"pool": pool})
+    assert fmhad.until(lambda: "worker_clear" in loops(daemon.status())[1])
     assert fmhad.until(lambda: "tuned_result" in daemon.status()["front"]["loop"])
     assert fmhad.until(lambda: "tuned_result" in loops(daemon.status())[3])
     return loops(daemon.status())

@@ -699,6 +699,8 @@ struct fmha_pool_options {
 		n_spill; /* pages of a file that a new pool has besides, which outlives the daemon: sealed
 			   * pages are copied to it in the background; 0: none */
 	uint32_t reserved;
+	struct fmha_device *device; /* a GPU, in whose memory it lies: it has no file then, and is shared
+				     * with who may write it or with nobody; NULL: the machine's; borrowed */
 };
 
 struct fmha_pool_info {
@@ -738,14 +740,24 @@ FMHA_API int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_o
 FMHA_API void fmha_pool_get_info(const struct fmha_pool *pool, struct fmha_pool_info *ret_info);
 
 /* Page 0; page i lies i * page_bytes behind it. Readable and writable until the handle is closed; not
- * there in a forked child. */
+ * there in a forked child. NULL: it lies in a GPU's memory (fmha_pool_memory()). */
 FMHA_API void *fmha_pool_data(const struct fmha_pool *pool);
+
+/**
+ * fmha_pool_memory() - what a program maps by its own GPU runtime, or as a part of fmha_view_new()
+ * @ret_memory:  its descriptor is borrowed until the pool is closed, its size that of the allocation: what all
+ *               pages take, rounded up to 2 MiB
+ *
+ * Return: 0, FMHA_ENOTSUP (the pool lies in the machine's memory).
+ */
+FMHA_API int fmha_pool_memory(const struct fmha_pool *pool, struct fmha_memory *ret_memory,
+			      struct fmha_error *err);
 
 /**
  * fmha_pool_buffer() - the pool's pages as a buffer that a device computes on
  * @ret_buffer:  given; page i lies i * page_bytes behind its beginning. It is freed before the pool is closed
  *
- * Return: 0, FMHA_ENOTSUP (the device does not compute in the machine's memory), FMHA_EPERM (the pool is
+ * Return: 0, FMHA_ENOTSUP (the device does not compute in the memory that the pool has), FMHA_EPERM (the pool is
  * read-only), or as fmha_buffer_import().
  */
 FMHA_API int fmha_pool_buffer(struct fmha_pool *pool, struct fmha_device *device,

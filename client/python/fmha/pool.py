@@ -17,7 +17,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from . import _arrays, _check
+from . import _arrays, _check, _view
 from ._lib import check, ffi, invalid, lib, new_error
 from ._service import Client, _Owner
 from ._start import default_client
@@ -75,6 +75,40 @@ def _keys(keys: Iterable[bytes]):
     return ffi.new(f"uint8_t[][{KEY_BYTES}]", max(1, len(keys))), keys
 
 
+class _Card:
+    """The GPU that a pool lies on, by PyTorch."""
+
+    def __init__(self, device, code: int):
+        import torch
+
+        from .torch import _mapped
+
+        self._torch, self._mapped = torch, _mapped
+        self._dtype = next((dtype for dtype in _mapped.DLPACK_TYPES if _arrays.CODES.get(str(dtype).removeprefix("torch.")) == code), None)
+        if self._dtype is None:
+            raise invalid("pages of a GPU are of float32, float16, bfloat16 or uint8", "dtype")
+        if torch.device(device).type != "cuda":
+            raise invalid(f"device {device!r}: a GPU of PyTorch's, or None", "device")
+        index = torch.device(device).index
+        self.index = torch.cuda.current_device() if index is None else index
+        with torch.cuda.device(self.index):
+            torch.cuda.current_stream().query()  # the context exists
+            self.device = _mapped.device_at(self.index)
+
+    def map(self, handle, n_pages: int, page_bytes: int, shape: tuple):
+        """[n_pages, *shape]. It keeps the memory, not the pool."""
+        memory, error = ffi.new("struct fmha_memory *"), new_error()
+        check(lib.fmha_pool_memory(handle, memory, error), error)
+        with self._torch.cuda.device(self.index):
+            view = _view.View([_view.Part(memory.fd, memory.size)])
+        elements = page_bytes // self._dtype.itemsize
+        whole = self._mapped.tensor_on(view, None, (n_pages, elements), self._dtype, self.index)
+        return whole[:, :math.prod(shape)].unflatten(1, shape)
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self.index)
+
+
 class Pool(_Owner):
     """Pages of one user, found by name; opened once for each thread that uses it.
 
@@ -88,9 +122,12 @@ class Pool(_Owner):
         layout: what the pages hold, in your own words: all who open the pool say the same.
         spill_pages: of a new pool: pages of a file, which outlive the daemon; sealed ones are copied to it in the background.
         share: what `share()` answered the owner, another user, for this one; `name` is "" then.
+        device: of PyTorch, "cuda:0": the pages lie in that GPU's memory, where neither this process's end nor a worker's takes them. No
+            file, and shared with who may write or with nobody. None: the machine's memory.
 
     Attributes:
-        pages: [pages, *shape], in memory that all processes share and the daemon's CPU device computes on without a copy.
+        pages: [pages, *shape], in memory that all processes share and the daemon's CPU device computes on without a copy; a tensor on
+            @device.
         read_only: another user's, who lets this one read.
         coming: of the last `find()`.
 
@@ -101,7 +138,7 @@ class Pool(_Owner):
     _what = "pool"
 
     def __init__(self, name: str, shape: Sequence[int], dtype="float32", pages: int | None = None, *, layout: str = "",
-                 spill_pages: int = 0, share: bytes | None = None, client: Client | None = None):
+                 spill_pages: int = 0, share: bytes | None = None, device=None, client: Client | None = None):
         _check.count(spill_pages, "spill_pages")
         if share is not None and (not isinstance(share, bytes) or len(share) != SHARE_BYTES):
             raise invalid(f"what share() answers has {SHARE_BYTES} bytes", "share")
@@ -113,11 +150,13 @@ class Pool(_Owner):
         if used >= 1 << 62:
             raise invalid(f"a page of {shape} has {used} bytes", "shape")
         self.page_bytes = -(-used // _PAGE_UNIT) * _PAGE_UNIT
-        self._client = client or default_client()
+        self._card = None if device is None else _Card(device, code)
+        self._client = client or (self._card.device.client if self._card else default_client())
         kept = [ffi.new("char[]", word) for word in (_word(name, "name"), _word(layout, "layout"))] + [ffi.new("uint8_t[]", share) if share else ffi.NULL]
         options = ffi.new("struct fmha_pool_options *", {
             "struct_size": ffi.sizeof("struct fmha_pool_options"), "n_pages": pages or 0, "page_bytes": self.page_bytes,
-            "name": kept[0], "layout": kept[1], "share": kept[2], "n_spill": spill_pages})
+            "name": kept[0], "layout": kept[1], "share": kept[2], "n_spill": spill_pages,
+            "device": self._card.device.handle if self._card else ffi.NULL})
         found, self._error = ffi.new("struct fmha_pool **"), new_error()
         check(lib.fmha_pool_open(self._client.handle, options, found, self._error), self._error)
         self._handle = ffi.gc(found[0], lib.fmha_pool_close)
@@ -128,6 +167,10 @@ class Pool(_Owner):
         self.coming = 0
         self.name, self.created, self.read_only = name, bool(info.created), bool(info.read_only)
         self._size = info.page_bytes * info.n_pages
+        self._buffer = None
+        if self._card:
+            self.pages = self._card.map(self._handle, info.n_pages, self.page_bytes, shape)
+            return
         self._buffer = self._known_to_the_cpu()
         data = ffi.buffer(lib.fmha_pool_data(self._handle), self._size)
         strides = (self.page_bytes, *np.empty(shape, _arrays.numpy_dtype(code)).strides)
@@ -163,6 +206,11 @@ class Pool(_Owner):
             ffi.release(buffer)
         super().close()
 
+    def _written(self) -> None:
+        """What a GPU has been asked to write before this has been written: whoever reads a page next waits for no stream of ours."""
+        if self._card:
+            self._card.synchronize()
+
     def lease(self, n: int) -> list[int]:
         """Up to @n pages to write: free ones, then sealed ones that nobody has pinned. Their contents are whatever they are."""
         _check.count(n, "n")
@@ -172,12 +220,14 @@ class Pool(_Owner):
 
     def seal(self, pages: Sequence[int], keys: Sequence[bytes]) -> list[int]:
         """Publishes leased pages that are written for good: each page itself, or another one that has its key already: then the
-        leased one stays leased. What comes back is pinned here until it is given back, as by find()."""
+        leased one stays leased. What comes back is pinned here until it is given back, as by find(). Waits for all that the GPU of
+        such a pool has been asked for."""
         numbers, (room, keys) = _page_numbers(pages), _keys(keys)
         if len(numbers) != len(keys):
             raise invalid(f"{len(numbers)} pages and {len(keys)} keys", "keys")
         ffi.memmove(room, b"".join(keys), len(keys) * KEY_BYTES)
         found = ffi.new("uint32_t[]", max(1, len(numbers)))
+        self._written()
         check(lib.fmha_pool_seal(self.handle, len(numbers), numbers, room, found, self._error), self._error)
         return list(found[0:len(numbers)])
 
@@ -195,8 +245,9 @@ class Pool(_Owner):
         return list(pages[0:got[0]])
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Frees leased pages, takes one pin off pinned ones."""
+        """Frees leased pages, takes one pin off pinned ones. Waits as seal() does."""
         numbers = _page_numbers(pages)
+        self._written()
         check(lib.fmha_pool_give_back(self.handle, len(numbers), numbers, self._error), self._error)
 
 

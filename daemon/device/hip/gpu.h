@@ -121,6 +121,8 @@ void gpu_memory_refill(struct device *device);
 int gpu_memory_import(struct device *device, const struct device_memory_source *source,
 		      struct device_memory *ret_memory, struct fmha_error *err);
 void gpu_memory_free(struct device *device, struct device_memory *memory);
+int gpu_memory_clear(struct device *device, struct device_memory *memory, uint64_t offset,
+		     uint64_t bytes, struct fmha_error *err);
 int gpu_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
 		      struct fmha_error *err);
 void gpu_workspace_free(struct device *device, struct device_memory *memory);

@@ -278,6 +278,7 @@ __attribute__((visibility("default"))) const struct device_ops fmhad_device_ops 
 	.memory_refill = gpu_memory_refill,
 	.memory_import = gpu_memory_import,
 	.memory_free = gpu_memory_free,
+	.memory_clear = gpu_memory_clear,
 	.workspace_new = gpu_workspace_new,
 	.workspace_free = gpu_workspace_free,
 	.find_kernel = gpu_find_kernel,

@@ -98,6 +98,12 @@ static int scrub(struct gpu_device *gpu, void *pointer, size_t bytes, struct fmh
 	return status == hipSuccess ? 0 : gpu_failure(gpu, status, "clearing memory", err);
 }
 
+int gpu_memory_clear(struct device *device, struct device_memory *memory, uint64_t offset,
+		     uint64_t bytes, struct fmha_error *err)
+{
+	return scrub(gpu_device_of(device), (char *)memory->device + offset, bytes, err);
+}
+
 /* A clear allocation of @bytes, whole granules, that a descriptor names. */
 static int make_shareable(struct gpu_device *gpu, size_t bytes, struct gpu_mapping *ret_mapping,
 			  int *ret_fd, struct fmha_error *err)

@@ -75,6 +75,8 @@
 	X(WORKER_STATUS, "worker_status", CONTROL, 0, 1, empty, json_result)                       \
 	X(WORKER_DRAIN, "worker_drain", CONTROL, 0, 0, empty, empty)                               \
 	X(WORKER_RESTORE, "worker_restore", CONTROL, 1, 0, empty, empty)                           \
+	X(WORKER_MEMORY, "worker_memory", CONTROL, 0, 1, worker_memory_params, empty)              \
+	X(WORKER_CLEAR, "worker_clear", CONTROL, 1, 0, worker_clear_params, empty)                 \
 	X(COMPILE, "compile", CONTROL, 0, 1, compile_params, compile_result)                       \
 	X(COMPILE_CANCEL, "compile_cancel", CONTROL, 0, 0, compile_cancel_params, empty)           \
 	X(TUNED_RESULT, "tuned_result", CONTROL, 0, 0, measured, empty)                            \

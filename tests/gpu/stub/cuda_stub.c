@@ -811,8 +811,10 @@ CALL(cuMemCreate, unsigned long long *handle, size_t bytes, const void *allocati
 
 	(void)allocation, (void)flags;
 	MAY_FAIL("cuMemCreate");
-	if (fd < 0 || bytes % GRANULARITY || ftruncate(fd, (off_t)bytes) < 0)
+	if (fd < 0 || bytes % GRANULARITY || ftruncate(fd, (off_t)bytes) < 0) {
+		(void)close(fd);
 		return 2;
+	}
 	*handle = (unsigned long long)fd + 1;
 	return 0;
 }
@@ -838,8 +840,10 @@ CALL(cuMemImportFromShareableHandle, unsigned long long *handle, void *fd, int k
 	(void)kind;
 	MAY_FAIL("cuMemImportFromShareableHandle");
 	copy = dup((int)(intptr_t)fd);
-	if (copy < 0 || fstat(copy, &st) < 0 || !S_ISREG(st.st_mode))
+	if (copy < 0 || fstat(copy, &st) < 0 || !S_ISREG(st.st_mode)) {
+		(void)close(copy);
 		return INVALID;
+	}
 	*handle = (unsigned long long)copy + 1;
 	return 0;
 }
@@ -883,11 +887,14 @@ CALL(cuMemMap, pointer at, size_t bytes, size_t offset, unsigned long long handl
 
 CALL(cuMemUnmap, pointer at, size_t bytes)
 {
+	void *address = (void *)(uintptr_t)at;
+
 	used_bytes -= (long long)bytes;
-	return mmap((void *)(uintptr_t)at, bytes, PROT_NONE,
-		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
-		       ? 2
-		       : 0;
+	/* Where the system cannot map it anew, nobody reaches it until its addresses are given back. */
+	if (mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+	    MAP_FAILED)
+		(void)mprotect(address, bytes, PROT_NONE);
+	return 0;
 }
 
 CALL(cuMemSetAccess, pointer at, size_t bytes, const void *access, size_t n)

@@ -301,6 +301,9 @@ int device_memory_import(struct device *device, const struct device_memory_sourc
 			 struct device_memory *ret_memory, struct fmha_error *err);
 /* Any thread. */
 void device_memory_free(struct device *device, struct device_memory *memory);
+/* Makes @bytes of it zeros, and waits for that. Return: 0, FMHA_ENOTSUP, or as any call of the driver's. */
+int device_memory_clear(struct device *device, struct device_memory *memory, uint64_t offset,
+			uint64_t bytes, struct fmha_error *err);
 
 /* Private memory, 4096-byte aligned, for workspaces. Its content is undefined. */
 int device_workspace_new(struct device *device, uint64_t bytes, struct device_memory *ret_memory,
