@@ -38,9 +38,8 @@ int pool_device_check(struct front *front, const struct proto_pool_open_params *
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "n_spill",
 					    "a pool of a GPU's memory has no file");
 	if (params->n_pages * params->page_bytes > slot->device.memory_bytes)
-		return fmha_error_set_field(err, FMHA_ENOMEM, "n_pages",
-					    "device %u has %llu bytes", index,
-					    (unsigned long long)slot->device.memory_bytes);
+		return fmha_error_set_field(err, FMHA_ENOMEM, "n_pages", "device %u has %llu bytes",
+					    index, (unsigned long long)slot->device.memory_bytes);
 	*ret_slot = slot;
 	return 0;
 }

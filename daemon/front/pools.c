@@ -41,7 +41,7 @@ struct pool_user {
 	uint32_t pages[EMPTY_PER_WORK], n_pages; /* being emptied */
 	uint32_t next_page;                      /* where the next of these are looked for */
 	bool failed;                             /* they could not be */
-	bool waits_for_device;                   /* in pool.waiting, for a worker that empties them */
+	bool waits_for_device; /* in pool.waiting, for a worker that empties them */
 };
 
 /* ---- pools ---- */
@@ -542,8 +542,7 @@ static int check_same(const struct pool *pool, const struct proto_pool_open_para
 					    pool->name, on_device - 1);
 	if (params->on_device != on_device)
 		return fmha_error_set_field(err, FMHA_EINVAL, "on_device",
-					    "pool \"%s\" lies in the machine's memory",
-					    pool->name);
+					    "pool \"%s\" lies in the machine's memory", pool->name);
 	if (params->layout[0] && strcmp(params->layout, pool->layout) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "layout", "pool \"%s\" holds \"%s\"",
 					    pool->name, pool->layout);

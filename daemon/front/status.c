@@ -416,8 +416,8 @@ static void status_ask(uv_timer_t *timer)
 		struct status_part *part = &gathering->parts[i];
 
 		part->gathering = gathering;
-		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS, &(struct proto_empty){0}, -1, on_answer,
-						  part);
+		part->asked = worker_slot_request(&front->slots[i], PROTO_WORKER_STATUS,
+						  &(struct proto_empty){0}, -1, on_answer, part);
 	}
 	gathering->asking = true;
 	finish_if_complete(gathering);

@@ -298,7 +298,8 @@ static void beat(struct worker_slot *slot)
 		slot->beating = false;
 		uv_timer_stop(&slot->timer);
 	} else {
-		(void)worker_slot_request(slot, PROTO_PING, &(struct proto_empty){0}, -1, NULL, NULL);
+		(void)worker_slot_request(slot, PROTO_PING, &(struct proto_empty){0}, -1, NULL,
+					  NULL);
 	}
 }
 
@@ -362,7 +363,8 @@ static void on_drained(void *owner, const union proto_any_result *result, int fd
 
 void worker_slot_drain(struct worker_slot *slot)
 {
-	if (worker_slot_request(slot, PROTO_WORKER_DRAIN, &(struct proto_empty){0}, -1, on_drained, slot))
+	if (worker_slot_request(slot, PROTO_WORKER_DRAIN, &(struct proto_empty){0}, -1, on_drained,
+				slot))
 		return;
 	worker_slot_stop(slot, true); /* it is not ready: nothing is in flight */
 	slot->drained = worker_slot_is_over(slot);

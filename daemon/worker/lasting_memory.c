@@ -85,8 +85,8 @@ static void lasting_done(struct offload *offload)
 	} else {
 		const bool made = lasting->method == PROTO_WORKER_MEMORY;
 
-		connection_answer(control, lasting->id, lasting->method,
-				  &(struct proto_empty){0}, made ? lasting->fd : -1);
+		connection_answer(control, lasting->id, lasting->method, &(struct proto_empty){0},
+				  made ? lasting->fd : -1);
 		if (made)
 			lasting->fd = -1;
 	}

@@ -150,3 +150,49 @@ def test_ranks_see_each_others_pages(daemon):
         assert rank.returncode == 0, complained
         assert json.loads(said) == [f"of rank {r}" for r in range(3)]
     assert not any(pathlib.Path(path).parent.exists() for path in paths), "a rank left its socket"
+
+
+def test_a_pool_of_a_card_by_the_library(daemon):
+    """fmha_pool_memory() is what a view maps, fmha_pool_buffer() what that card's worker computes on, and no other device."""
+    found = run(daemon, """
+        from fmha._lib import check, ffi, lib, new_error
+        error, name = new_error(), ffi.new("char[]", b"p")
+
+        def open_pool(device, n_pages=3):
+            options, pool = ffi.new("struct fmha_pool_options *"), ffi.new("struct fmha_pool **")
+            options.struct_size, options.name, options.n_pages, options.page_bytes = ffi.sizeof("struct fmha_pool_options"), name, n_pages, 4096
+            options.device = device.handle if device else ffi.NULL
+            check(lib.fmha_pool_open(client.handle, options, pool, error), error)
+            return pool[0]
+
+        def refusal(call):
+            try:
+                check(call(), error)
+            except fmha.FmhaError as refused:
+                return [refused.code, refused.field]
+            raise AssertionError("it was taken")
+
+        def buffer_on(index):
+            return lib.fmha_pool_buffer(pool, client.device(index).handle, buffer, error)
+
+        memory, buffer, pool = ffi.new("struct fmha_memory *"), ffi.new("struct fmha_buffer **"), open_pool(client.device(1))
+        check(lib.fmha_pool_memory(pool, memory, error), error)
+        told = {"bytes": memory.size, "data": lib.fmha_pool_data(pool) == ffi.NULL, "elsewhere": [refusal(lambda: buffer_on(i)) for i in (0, 2)]}
+        view = _view.View([_view.Part(memory.fd, memory.size)])
+        write(view.pointer + 4096, b"page 1")
+        check(buffer_on(1), error)
+        lib.fmha_buffer_free(buffer[0])
+        second = open_pool(client.device(1), 0)
+        check(lib.fmha_pool_memory(second, memory, error), error)
+        other = _view.View([_view.Part(memory.fd, memory.size)])
+        told["second"] = read(other.pointer + 4096, 6).decode()
+        lib.fmha_pool_close(second), lib.fmha_pool_close(pool)
+        told["kept"] = read(view.pointer + 4096, 6).decode()
+        told["where"] = [refusal(lambda: open_pool(device, 0) and 0) for device in (None, client.device(0))]
+        name = ffi.new("char[]", b"own")
+        own = open_pool(None)
+        told["own"] = refusal(lambda: lib.fmha_pool_memory(own, memory, error))
+        print(json.dumps(told))
+    """)
+    assert found == {"bytes": 2 * MIB, "data": True, "elsewhere": [["ENOTSUP", "device"]] * 2, "second": "page 1", "kept": "page 1",
+                     "where": [["EINVAL", "on_device"]] * 2, "own": ["ENOTSUP", "pool"]}
