@@ -554,8 +554,10 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "does not split keys";
 	if (t->pipeline == GPU_WGMMA && (family == ABI_FWD) == (traits->paged != 0))
 		return "does not find its keys that way";
-	if (t->pipeline == GPU_LATENT && (traits->dtype > ABI_BF16 || traits->bias))
-		return "computes with 16 bits, and adds no bias";
+	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)
+		return "computes with 16 bits";
+	if (t->pipeline == GPU_LATENT && (traits->bias || traits->softcap || traits->descale))
+		return "has no bias, no soft cap and no factors";
 	if (t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3)
 		return "does not compute in this type";
 	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
