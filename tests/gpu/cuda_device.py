@@ -129,8 +129,8 @@ class Cuda:
         return function
 
     def launcher(self, function, kernel, args, units=UNITS, overlaps=False, blocks=0):
-        """A function that launches @args on PyTorch's stream of now, with the tensor maps that the kernel takes. @overlaps: it may
-        begin while the kernel before it runs. @blocks: so many, whatever the units."""
+        """A function that launches @args, with the tensor maps that the kernel takes, on PyTorch's stream of then, of which a graph may be
+        made. @overlaps: it may begin while the kernel before it runs. @blocks: so many, whatever the units."""
         raw = ctypes.create_string_buffer(ctypes.sizeof(abi.Launch) + 64)
         launch = abi.Launch.from_buffer(raw, -ctypes.addressof(raw) % 64)
         why = self.lib.check_launch(ctypes.byref(kernel), ctypes.c_uint32(units), ctypes.byref(args),
@@ -141,12 +141,12 @@ class Cuda:
             launch.grid[:] = (blocks, 1, 1)
         maps = ctypes.addressof(launch.maps)
         parameters = (ctypes.c_void_p * 5)(ctypes.addressof(args), *(maps + 128 * i for i in range(launch.n_maps)))
-        stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
         start = ctypes.cast(self.cuda.cuLaunchKernelEx, ctypes.c_void_p) if overlaps else None
 
         def launched(keep=(raw, args)):
             if 0 in launch.grid:
                 return
+            stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
             if overlaps:
                 status = self.lib.check_overlap(ctypes.byref(launch), start, function, stream, parameters)
             else:
