@@ -303,8 +303,7 @@ def check(device, chosen):
             lines += 1
             bad = not (error < MOST_ERROR[case.dtype] and lse < 2e-3 and same)
             failed += bad
-            if bad:
-                print(f"FAIL {case}, {name}: O {error:.1e}, LSE {lse:.1e}, {'same' if same else 'other'} bits", flush=True)
+            print(f"{'FAIL' if bad else 'ok'} {case}, {name}: O {error:.1e}, LSE {lse:.1e}, {'same' if same else 'other'} bits", flush=True)
     return lines, failed
 
 
@@ -328,10 +327,11 @@ def bench(device, chosen, match):
         launches = {name: problem.launcher(side, n) for name, side, n in sides(case) if match in name}
         peers = {} if match else others(problem)
         times = times_of(torch, launches, peers, max(4, min(24, int(1500 / (case.bytes() / copy / 1e3 + case.flops() / 3e8 + 5)))))
-        table.append(f"{case}: {case.bytes() / copy / 1e3:.1f} us by a copy")
-        table += [f"    {name:24} {us:9.1f} us {case.flops() / us / 1e6:7.1f} TFLOP/s {case.bytes() / us / 1e3:7.0f} GB/s"
-                  for name, us in times.items()]
-    print("\n".join(table))
+        by_copy = case.bytes() / copy / 1e3
+        table.append(f"{case}: copy {by_copy:.1f} | " + " | ".join(
+            f"{name} {us:.1f} ({case.flops() / us / 1e6:.0f})" for name, us in times.items()))
+        print(table[-1], flush=True)
+    print("microseconds (TFLOP/s):", *table, sep="\n")
 
 
 def main():
