@@ -132,9 +132,10 @@ struct pace {
 	double lone, pair;
 };
 
+/* Of its value, too, if that lies elsewhere. */
 static int64_t key_bytes(const struct fmha_problem *p)
 {
-	return ((int64_t)p->hdim_q + p->hdim_v) * fmha_dtype_bytes(p->k.dtype);
+	return ((int64_t)p->hdim_q + (p->v_in_k ? 0 : p->hdim_v)) * fmha_dtype_bytes(p->k.dtype);
 }
 
 /* Bytes a microsecond that memory has for a unit. */

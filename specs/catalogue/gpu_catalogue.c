@@ -121,6 +121,7 @@ static const struct spec_row kernels[] = {
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 64, 32, 4, 1),
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 64, 1, 4),
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 32, 1, 2),
+	TILE(GPU_LATENT, CORE(WGMMA), FORWARD, HALF, RAW | WITHOUT(descale), 576, 64, 64, 4, 2, 1),
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS(HALF, 64, 192, 64, 0),
 	WARPGROUPS(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
@@ -258,12 +259,13 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	((pack ? SPEC_PACKS_HEADS : 0) |                                                           \
 	 (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |                      \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
-	 (pipeline == GPU_WGMMA ? SPEC_WARPGROUPS : 0) |                                           \
+	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT ? SPEC_WARPGROUPS : 0) |                 \
+	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY : 0) |                                        \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
 	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
 	 (pipeline <= GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                            \
-	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ||             \
-			  pipeline == GPU_APPEND                                                   \
+	 (pipeline < GPU_WGMMA || pipeline == GPU_LATENT || pipeline == GPU_AMD ||                 \
+			  pipeline == GPU_AMD_DECODE || pipeline == GPU_APPEND                     \
 		  ? SPEC_V_IN_K                                                                    \
 		  : 0) |                                                                           \
 	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD ? SPEC_SPLITS_DQ : 0) | SPEC_WRITES_DQ)

@@ -129,8 +129,8 @@ class Cuda:
         return function
 
     def launcher(self, function, kernel, args, units=UNITS, overlaps=False, blocks=0):
-        """A function that launches @args on PyTorch's current stream, with the tensor maps that the kernel takes. @overlaps: it may
-        begin while the kernel before it runs. @blocks: so many, whatever the units."""
+        """A function that launches @args, with the tensor maps that the kernel takes, on PyTorch's stream of then, of which a graph may be
+        made. @overlaps: it may begin while the kernel before it runs. @blocks: so many, whatever the units."""
         raw = ctypes.create_string_buffer(ctypes.sizeof(abi.Launch) + 64)
         launch = abi.Launch.from_buffer(raw, -ctypes.addressof(raw) % 64)
         why = self.lib.check_launch(ctypes.byref(kernel), ctypes.c_uint32(units), ctypes.byref(args),
@@ -146,7 +146,7 @@ class Cuda:
         def launched(keep=(raw, args)):
             if 0 in launch.grid:
                 return
-            stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)  # a graph's, where one is made
+            stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
             if overlaps:
                 status = self.lib.check_overlap(ctypes.byref(launch), start, function, stream, parameters)
             else:

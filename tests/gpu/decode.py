@@ -106,8 +106,25 @@ def kernel_of(lib, case, args):
     return abi.choose_kernel(lib, ARCH, family, case.dtype, args, pipeline=case.pipeline)
 
 
-def combine_of(lib):
-    return abi.choose_kernel(lib, ARCH, abi.FWD_SPLITKV_COMBINE, abi.BF16, abi.CombineArgs())
+def combine_of(lib, dtype=abi.BF16):
+    return abi.choose_kernel(lib, ARCH, abi.FWD_SPLITKV_COMBINE, dtype, abi.CombineArgs())
+
+
+def merge_args(torch, args, rows):
+    """Parts of @args, which are alike, of sequences of @rows, and what merges them into o and lse: (arguments, what to keep)."""
+    a, x = args[0], abi.CombineArgs()
+    n, hq, total, d = a.n_splits, a.nhead_q, a.sequences.total_q, a.hdim_v
+    acc = torch.full((n, hq, total, d), math.nan, device="cuda")
+    lse = torch.full((n, hq, total), math.nan, device="cuda")
+    for a in args:
+        a.o_acc, a.lse_acc = acc.data_ptr(), lse.data_ptr()
+    x.o_parts = abi.STRUCTS["abi_tensor"](acc.data_ptr(), rows * d, d, total * d, 1)
+    x.o_parts_stride_split = hq * total * d
+    x.lse_parts = abi.STRUCTS["abi_rows"](lse.data_ptr(), rows, total, 1)
+    x.lse_parts_stride_split = hq * total
+    x.o, x.lse, x.sequences, x.n_splits, x.nhead_q, x.hdim_v = a.o, a.lse, a.sequences, n, hq, d
+    x.o_parts_dtype, x.o_dtype = abi.F32, a.o_dtype
+    return x, (acc, lse)
 
 
 def kernels(lib, cases):
@@ -155,20 +172,9 @@ class Problem:
         keep = [kernel, args]
         blocks = splits[0] if isinstance(splits, tuple) else 0
         if args[0].n_splits > 1:
-            n = args[0].n_splits
-            acc = torch.full((n, hq, rows, c.d), math.nan, device="cuda")
-            lse = torch.full((n, hq, rows), math.nan, device="cuda")
-            for a in args:
-                a.o_acc, a.lse_acc = acc.data_ptr(), lse.data_ptr()
-            x = abi.CombineArgs()
-            x.o_parts = abi.STRUCTS["abi_tensor"](acc.data_ptr(), c.rows * c.d, c.d, rows * c.d, 1)
-            x.o_parts_stride_split = hq * rows * c.d
-            x.lse_parts = abi.STRUCTS["abi_rows"](lse.data_ptr(), c.rows, rows, 1)
-            x.lse_parts_stride_split = hq * rows
-            x.o, x.sequences, x.n_splits, x.nhead_q, x.hdim_v = args[0].o, args[0].sequences, n, hq, c.d
-            x.o_parts_dtype, x.o_dtype = abi.F32, abi.BF16
+            x, parts = merge_args(torch, args, c.rows)
             combine = combine_of(self.device.lib)
-            keep += [acc, lse, x]
+            keep += [x, parts]
 
         def launcher(kernel, args, **how):
             return self.device.launcher(self.device.function(kernel.name.decode(), kernel), kernel, args, **how)

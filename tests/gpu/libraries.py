@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Other libraries that are measured beside fmhad where they are found. $FMHA_PEERS: a folder with the package vllm, of which nothing
-but vllm_flash_attn is needed. FlashAttention-4 is whatever Python finds as flash_attn.cute."""
+but vllm_flash_attn and FlashMLA's library is needed. FlashAttention-4 is whatever Python finds as flash_attn.cute."""
 import os
 import sys
 import types
@@ -16,6 +16,16 @@ def find_flash_attention_3():
         module.__path__ = [os.path.join(folder, *name.split("."))]
     from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
     return flash_attn_varlen_func
+
+
+def find_flash_mla():
+    """FlashMLA's dense_decode_fwd as vLLM ships it, or None."""
+    path = os.path.join(os.environ.get("FMHA_PEERS", ""), "vllm", "_flashmla_C.abi3.so")
+    if not os.path.exists(path):
+        return None
+    import torch
+    torch.ops.load_library(path)
+    return torch.ops._flashmla_C.dense_decode_fwd
 
 
 def find_flash_attention_4():

@@ -81,7 +81,7 @@ def kernel_of(lib, name):
 
 
 def is_strict(name):
-    return "wgmma" in NAME.match(name)["pipeline"]
+    return NAME.match(name)["pipeline"] in ("gpu_wgmma", "gpu_latent")
 
 
 def kind_of(name):

@@ -173,6 +173,20 @@ LDS_FN int lds_wgmma(struct lds_wgmma_cut c, int most)
 }
 
 /*
+ * Hopper's loop over latents, fwd_latent.h: Q, keys in stages, what one warpgroup hands to another,
+ * weights and two factors a lane, and, in SMALL bytes, barriers and what warps know of their
+ * shares.
+ */
+#define LDS_LATENT_STAGES 2
+#define LDS_LATENT_SMALL  512
+LDS_FN int lds_latent(struct lds_cut c)
+{
+	return lds_slabs(c.tile_m, 2 * c.hdim_q) +
+	       LDS_LATENT_STAGES * lds_slabs(c.tile_n, 2 * c.hdim_q) + c.tile_m * c.tile_n * 2 +
+	       2 * 4 * 128 + LDS_LATENT_SMALL;
+}
+
+/*
  * Decode's forward loop, fwd_decode.h: Q, and tiles of K and V in a ring of stages. @most: what a
  * block may take; fewer than two stages are none.
  */

@@ -41,6 +41,27 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 		store_halves(o, rows, hdim, lane, Element());
 	}
 
+	/* Of splits, or of values of 8 bits. */
+	METHOD static void store_floats(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows,
+					i32 hdim)
+	{
+		UNROLL
+		for (int r = 0; r < 2; r++)
+			UNROLL
+			for (int d = 0; d < 2 * TD; d++) {
+				const float *x = o.t[0][d / 2].x + d % 2 * 4 + 2 * r;
+				float factor = rows.factor[r];
+				i32 dim = d * 8 + lane_id() % 4 * 2;
+
+				if (rows.to[r] && dim < hdim)
+					*(chunk8 *)(rows.to[r] + dim * 4) =
+						factor == 0.0f
+							? chunk8{{0, 0}}
+							: chunk8{{float_to_bits(x[0] * factor),
+								  float_to_bits(x[1] * factor)}};
+			}
+	}
+
 	/* Chunks of 16 bytes. */
 	template <class To>
 	METHOD static void store_halves(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows,
@@ -93,25 +114,6 @@ struct WgmmaValues<Core, E4M3, TN, TD> : WgmmaValues<Core, F16, TN, TD> {
 			Halves::store_halves(o, rows, hdim, lane, F16());
 		else
 			Halves::store_halves(o, rows, hdim, lane, BF16());
-	}
-	METHOD static void store_floats(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows,
-					i32 hdim)
-	{
-		UNROLL
-		for (int r = 0; r < 2; r++)
-			UNROLL
-			for (int d = 0; d < 2 * TD; d++) {
-				const float *x = o.t[0][d / 2].x + d % 2 * 4 + 2 * r;
-				float factor = rows.factor[r];
-				i32 dim = d * 8 + lane_id() % 4 * 2;
-
-				if (rows.to[r] && dim < hdim)
-					*(chunk8 *)(rows.to[r] + dim * 4) =
-						factor == 0.0f
-							? chunk8{{0, 0}}
-							: chunk8{{float_to_bits(x[0] * factor),
-								  float_to_bits(x[1] * factor)}};
-			}
 	}
 
 	/*

@@ -123,6 +123,8 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *tra
 				  element_bytes(traits));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
+	if (t->pipeline == GPU_LATENT)
+		return lds_latent(cut_of(arch, t));
 	if (t->pipeline == GPU_AMD)
 		return lds_amd(cut_of(arch, t), element_bytes(traits));
 	if (t->pipeline == GPU_AMD_DECODE)
@@ -165,7 +167,7 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
-	if (tile->pipeline == GPU_WGMMA)
+	if (tile->pipeline == GPU_WGMMA || tile->pipeline == GPU_LATENT)
 		threads += 128; /* the warpgroup that loads */
 	if (dtype > ABI_E5M2)
 		return "no kernel computes in this type";
@@ -295,6 +297,16 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 	return NULL;
 }
 
+/* Two warpgroups have half of the values' columns each, which fill their registers. */
+static const char *latent_misfit(const struct gpu_tile *t)
+{
+	if (t->hdim_q != GPU_MOST_HDIM_Q || t->hdim_v != GPU_MOST_HDIM_V)
+		return "latents have 576 elements, of which 512 are values";
+	return t->tile_m != 64 || t->tile_n != 64 || t->waves_m != 4 || t->waves_n != 2
+		       ? "two warpgroups share 64 rows and 64 keys"
+		       : NULL;
+}
+
 /* A wave owns as many rows as an accumulator has columns, and operands come by whole accumulators. */
 static const char *amd_misfit(const struct gpu_arch *arch, const struct gpu_tile *t, int32_t owned,
 			      int32_t streamed)
@@ -385,6 +397,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(traits, t)
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
+			  : t->pipeline == GPU_LATENT     ? latent_misfit(t)
 							  : NULL;
 
 	if (!why && t->pipeline == GPU_AMD && traits->dtype > ABI_BF16)
@@ -393,7 +406,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 		why = amd_pages_misfit(arch, t, element_bytes(traits));
 	if (why)
 		return why;
-	if (traits->shares && t->pipeline != GPU_DECODE)
+	if (traits->shares && t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT)
 		return "takes splits that were cut";
 	if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
 		if (traits->dtype != ABI_E4M3 || arch->core != GPU_CORE_WGMMA)
@@ -478,7 +491,7 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 {
 	if (!gpu_pads_to(t->hdim_q, GPU_MOST_HDIM_Q) || !gpu_pads_to(t->hdim_v, GPU_MOST_HDIM_V))
 		return "head dims are multiples of 32, of 64 above 256, up to 576 and 512";
-	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA)
+	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA && t->pipeline != GPU_LATENT)
 		return "general loops alone have heads above 256";
 	if (t->waves_m <= 0 || t->waves_n <= 0 || t->waves_m > 16 || t->waves_n > 16 ||
 	    t->waves_m * t->waves_n * arch->wave > 1024)
@@ -502,7 +515,8 @@ static int knows(const struct gpu_arch *arch, const struct traits *traits, const
 /* The others take rows by 16 bytes, and are asked for no others: gpu_maps.c. */
 static int has_tails(const struct gpu_tile *t)
 {
-	return t->pipeline != GPU_WGMMA && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE;
+	return t->pipeline != GPU_WGMMA && t->pipeline != GPU_LATENT && t->pipeline != GPU_AMD &&
+	       t->pipeline != GPU_AMD_DECODE;
 }
 
 /* Loops that are for every arch read masks that are data, and Hopper's where it has room for what
@@ -540,6 +554,10 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "does not split keys";
 	if (t->pipeline == GPU_WGMMA && (family == ABI_FWD) == (traits->paged != 0))
 		return "does not find its keys that way";
+	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)
+		return "computes with 16 bits";
+	if (t->pipeline == GPU_LATENT && (traits->bias || traits->softcap || traits->descale))
+		return "has no bias, no soft cap and no factors";
 	if (t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3)
 		return "does not compute in this type";
 	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
@@ -565,7 +583,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.logits = traits->bias || traits->softcap || traits->any_scale ||
 		   (traits->descale && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE);
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
-	f.parked = t->pipeline != GPU_DECODE && is_parked(arch, t);
+	f.parked = t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gpu_maps.c: what main loops ask of tensors. Hopper's take tensor maps, fwd_wgmma.h of Q, K, V and
- * a bias, bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks; AMD's, *_amd.h and
- * fwd_amd_decode.h, fetch whole chunks through descriptors of a tile's rows. In group mode the
- * packed axis is the sequence axis, and kernels add where a sequence starts; rows of its neighbours
- * that a box brings along are masked.
+ * a bias, fwd_latent.h of K, bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks;
+ * AMD's, *_amd.h and fwd_amd_decode.h, fetch whole chunks through descriptors of a tile's rows. In
+ * group mode the packed axis is the sequence axis, and kernels add where a sequence starts; rows of
+ * its neighbours that a box brings along are masked.
  */
 #include <kernels/gpu_kernel.h>
 
@@ -143,10 +143,11 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 static const char *maps_check_pages(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
 	const struct abi_kv_cache *c = &a->cache;
-	int by_boxes = kernel->tile.pipeline == GPU_WGMMA,
+	int by_boxes = kernel->tile.pipeline == GPU_WGMMA || kernel->tile.pipeline == GPU_LATENT,
 	    by_rows = kernel->tile.pipeline == GPU_AMD;
 
-	if (by_boxes && (kernel->family == ABI_FWD) != (c->page_size == 0))
+	if (by_boxes && kernel->family != ABI_FWD_SPLITKV &&
+	    (kernel->family == ABI_FWD) != (c->page_size == 0))
 		return c->page_size ? "the cache lies in pages" : "the cache does not lie in pages";
 	if (!c->page_size)
 		return NULL;
@@ -202,6 +203,25 @@ static const char *amd_maps(const struct gpu_kernel *kernel, const struct abi_fw
 	return why ? why : check_rows(v, a, tile->tile_n, record);
 }
 
+/* Values are where keys are; Q goes through registers, by chunks. */
+static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
+			       const struct operand *q, const struct operand *k,
+			       const struct operand *o, struct launch_record *record)
+{
+	const struct gpu_tile *tile = &kernel->tile;
+	const char *why = maps_check_pages(kernel, a);
+
+	if (!a->v_in_k)
+		return "the values do not lie in the keys";
+	if (!why && a->o_dtype != a->dtype)
+		why = "O has not the type of Q";
+	if (!why)
+		why = add_map(k, a, lds_wgmma_box(tile->tile_n, a->cache.page_size), record);
+	if (!why)
+		why = check_output(q, a, record);
+	return why ? why : check_output(o, a, record);
+}
+
 static const char *forward_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 				struct launch_record *record)
 {
@@ -221,6 +241,8 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 		k.rows = a->cache.page_size, k.batch = a->cache.n_pages;
 	v = k, v.tensor = &a->v, v.hdim = a->hdim_v;
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
+	if (tile->pipeline == GPU_LATENT)
+		return latent_maps(kernel, a, &q, &k, &o, record);
 	if (tile->pipeline != GPU_WGMMA)
 		return amd_maps(kernel, a, &q, &k, &v, record);
 	why = check_scores(a);
@@ -342,8 +364,8 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 						 : NULL;
 	if (why)
 		return why;
-	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_AMD &&
-	    tile->pipeline != GPU_AMD_DECODE)
+	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_LATENT &&
+	    tile->pipeline != GPU_AMD && tile->pipeline != GPU_AMD_DECODE)
 		return NULL;
 	if (kernel->family == ABI_BWD_DQ_DK_DV ? has_tails(bwd->hdim_q, bwd->hdim_v)
 					       : has_tails(fwd->hdim_q, fwd->hdim_v))

@@ -226,6 +226,33 @@ static void hopper_sums_dq_in_tiles(void **state)
 	release(&f);
 }
 
+/* Few heads or many, in pages or not; what that loop has not another one does. */
+static void hopper_has_a_loop_for_latents(void **state)
+{
+	static const int32_t heads[] = {8, 16, 128}, rows[] = {1, 4};
+
+	(void)state;
+	for (int i = 0; i < 24; i++) {
+		bool caps = i % 2, elsewhere = i / 2 % 2;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.hdim_q = 576, f.problem.hdim_v = 512;
+		f.problem.nhead_q = heads[i / 4 % 3], f.problem.nhead_k = 1;
+		f.problem.seqlen_q = rows[i / 12];
+		f.problem.v_in_k = !elsewhere;
+		f.problem.n_splits = 1;
+		f.problem.logits_soft_cap = caps ? 30 : 0;
+		if (!elsewhere)
+			f.problem.v = (struct fmha_tensor){0};
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[0].pipeline,
+				    caps || elsewhere ? "gpu_mma_pack" : "gpu_latent");
+		release(&f);
+	}
+}
+
 static void short_problems_get_short_tiles(void **state)
 {
 	struct fixture f;
@@ -1281,6 +1308,7 @@ int main(void)
 		cmocka_unit_test(choice_is_deterministic),
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
+		cmocka_unit_test(hopper_has_a_loop_for_latents),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(cpu_tiles_balance_threads),
 		cmocka_unit_test(few_rows_are_not_packed_for),

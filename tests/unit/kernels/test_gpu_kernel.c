@@ -338,6 +338,34 @@ static void decode_shares_all_keys(void **state)
 	assert_int_equal(grid[1] * grid[2], 1);
 }
 
+/* One tile, of heads of one size, with the features that latents come with. */
+static void latents_fill_hopper(void **state)
+{
+	static const struct traits others[] = {
+		{.dtype = ABI_BF16, .bias = 1},      {.dtype = ABI_BF16, .softcap = 1},
+		{.dtype = ABI_BF16, .descale = 1},   {.dtype = ABI_BF16, .dropout = 1},
+		{.dtype = ABI_BF16, .chosen = 1},    {.dtype = ABI_BF16, .narrow = 1},
+		{.dtype = ABI_BF16, .mask_data = 1}, {.dtype = ABI_E4M3}};
+	const struct traits shared = {.dtype = ABI_F16, .mask = 1, .paged = 1, .shares = 1};
+	const struct gpu_tile latents = {GPU_LATENT, 64, 64, 576, 512, 4, 2, 1};
+	struct gpu_tile tile = latents;
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &latents, &k), 0);
+	assert_int_equal(k.block[0], 3 * 128);
+	assert_true(k.lds_bytes > 3 * 64 * 576 * 2 && k.lds_bytes <= 227 * 1024);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &latents, &k), 0);
+	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &latents, &k), 1);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &latents, &k), 1);
+	tile.hdim_q = 512;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile = latents;
+	tile.tile_n = 32;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+}
+
 /* Keys of 8 bits take half of the room, where the conversion is one instruction and rows are whole
  * swizzles. */
 static void decode_takes_keys_of_8_bits(void **state)
@@ -584,6 +612,7 @@ int main(void)
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),
+		cmocka_unit_test(latents_fill_hopper),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),

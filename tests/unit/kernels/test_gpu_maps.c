@@ -303,6 +303,58 @@ static void pages_come_in_boxes_that_tiles_have_in_common(void **state)
 	}
 }
 
+/* A tile of keys holds its values; Q and O are moved by chunks of 16 bytes. */
+static void latents_have_one_map(void **state)
+{
+	static const struct gpu_tile tile = {GPU_LATENT, 64, 64, 576, 512, 4, 2, 1};
+	static const int32_t sizes[] = {8, 16, 64, 256, 48};
+	static const uint32_t boxes[] = {8, 16, 64, 64, 16};
+	struct gpu_kernel latent = {.family = ABI_FWD_PAGEDKV, .tile = tile};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.nhead_k = 1, a.hdim_q = 576, a.hdim_v = 512, a.v_in_k = 1;
+	a.q = tensor(ROWS_Q, HEADS_Q, 576);
+	a.k = a.v = tensor(ROWS_K, 1, 576);
+	a.o = tensor(ROWS_Q, HEADS_Q, 512);
+	a.cache.n_pages = 9;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		const uint64_t extents[] = {576, (uint64_t)sizes[i], 1, 9};
+
+		a.cache.page_size = sizes[i];
+		assert_null(gpu_kernel_maps(&latent, &a, &record));
+		assert_int_equal(record.n_maps, 1);
+		assert_int_equal(record.maps[0].offset, offsetof(struct abi_fwd_args, k.data));
+		assert_memory_equal(record.maps[0].extents, extents, sizeof(extents));
+		assert_int_equal(record.maps[0].box[0], 64);
+		assert_int_equal(record.maps[0].box[1], boxes[i]);
+		assert_int_equal(record.n_aligned, 3);
+	}
+	latent.family = ABI_FWD_SPLITKV; /* in pages, and without */
+	assert_null(gpu_kernel_maps(&latent, &a, &record));
+	a.cache.page_size = 0;
+	assert_null(gpu_kernel_maps(&latent, &a, &record));
+	assert_int_equal(record.maps[0].extents[1], ROWS_K);
+	assert_int_equal(record.maps[0].box[1], 64);
+	latent.family = ABI_FWD_PAGEDKV;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.cache.page_size = 1;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.cache.page_size = 64;
+	a.q.data = memory + 4;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.q.data = memory;
+	a.o.stride_head += 4;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.o.stride_head -= 4;
+	a.o_dtype = ABI_F32;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.o_dtype = ABI_BF16;
+	a.v_in_k = 0;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+}
+
 static struct abi_bwd_args gradients(void)
 {
 	return (struct abi_bwd_args){
@@ -553,6 +605,7 @@ int main(void)
 		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(pages_come_in_boxes_that_tiles_have_in_common),
+		cmocka_unit_test(latents_have_one_map),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
 		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),

@@ -45,8 +45,9 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * Pipelines: gpu_scalar, _mma, _mfma, _wmma: a block owns tile_m rows of one head; gpu_*_pack: the
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma:
  * tiles fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps());
- * gpu_decode: as gpu_*_pack, each wave with many bytes of its own keys under way; gpu_amd and
- * gpu_amd_decode: by buffer descriptors, for dense aligned rows; gpu_combine, gpu_append, gpu_dot,
+ * gpu_decode: as gpu_*_pack, each wave with many bytes of its own keys under way; gpu_latent: as
+ * gpu_wgmma, over keys that hold their values, heads side by side; gpu_amd and gpu_amd_decode: by
+ * buffer descriptors, for dense aligned rows; gpu_combine, gpu_append, gpu_dot,
  * gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries)
  * are stationary, tile_m queries (keys) streamed.
  */
@@ -61,6 +62,7 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 	X(GPU_WMMA_PACK, gpu_wmma_pack, 1u << GPU_CORE_WMMA11 | 1u << GPU_CORE_WMMA12, 1, "general", "")  \
 	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                              \
 	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                                  \
+	X(GPU_LATENT, gpu_latent, 1u << GPU_CORE_WGMMA, 1, "hopper", "_latent")                           \
 	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                              \
 	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                         \
 	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                       \
