@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Multi-head latent attention beside FlashMLA and FlashAttention-3, on one card and in one process.
 
-    FMHA_BIN=... python3 tests/gpu/latents.py [--peers FOLDER] [--sparse]
+    FMHA_BIN=... python3 tests/gpu/latent_service.py [--peers FOLDER] [--sparse]
 
 FOLDER is the root of vLLM's wheel (vllm/_flashmla_C.abi3.so, vllm/vllm_flash_attn). Results are compared with float64 for a small
 problem of each kind, and among the libraries for all. Times are of CUDA graphs, taken in turns; the median of rounds, us.
