@@ -62,7 +62,7 @@ static void on_made(void *owner, const union proto_any_result *result, int fd,
 
 int pool_device_make(struct pool *pool, uint64_t bytes, struct fmha_error *err)
 {
-	const struct proto_worker_memory_params params = {.size = bytes};
+	const struct proto_worker_memory_params params = {.uid = pool->account->uid, .size = bytes};
 
 	if (worker_slot_request(pool->slot, PROTO_WORKER_MEMORY, &params, -1, on_made, pool))
 		return 0;
@@ -74,6 +74,7 @@ bool pool_device_clear(const struct pool *pool, const uint32_t *pages, uint32_t 
 		       connection_reply reply, void *owner)
 {
 	struct proto_worker_clear_params params = {
+		.uid = pool->account->uid,
 		.size = pool_device_bytes(pool->page_bytes * pool->n_pages),
 		.page_bytes = pool->page_bytes};
 	int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);

@@ -2,6 +2,7 @@
 /*
  * lasting_memory.c: memory of the device that outlives this process. The front asks for it, for a pool, and has the only
  * descriptor of it: here it is known only while it is made or cleared, so a worker that starts anew has nothing to find again.
+ * One call of a user's is under way at a time, and a driver that ends the process in it is held against that user.
  */
 #include "worker.h"
 
@@ -20,6 +21,7 @@
 struct lasting {
 	struct offload offload;
 	struct worker *worker;
+	struct account *account;
 	uint32_t id; /* of the front's request */
 	enum proto_method method;
 	uint64_t size;
@@ -90,6 +92,7 @@ static void lasting_done(struct offload *offload)
 		if (made)
 			lasting->fd = -1;
 	}
+	(void)account_put(lasting->account);
 	lasting_free(lasting);
 }
 
@@ -100,6 +103,7 @@ static void lasting_late(struct offload *offload)
 
 	fmha_error_set(&err, FMHA_ETIMEDOUT, "the driver has not answered in time");
 	connection_answer_error(&lasting->worker->control, lasting->id, &err);
+	(void)account_put(lasting->account);
 }
 
 static void lasting_undo(struct offload *offload)
@@ -107,33 +111,45 @@ static void lasting_undo(struct offload *offload)
 	lasting_free(lasting_of(offload));
 }
 
-static int start(struct worker *worker, const struct lasting *wanted, struct fmha_error *err)
+static int start(struct worker *worker, uint32_t uid, const struct lasting *wanted,
+		 struct fmha_error *err)
 {
 	struct lasting *lasting = malloc(sizeof(*lasting));
+	struct account *account = lasting ? account_get(&worker->accounts, uid) : NULL;
+	struct doing_before before;
 	int r;
 
-	if (!lasting)
+	if (!account) {
+		free(lasting);
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
+	}
 	*lasting = *wanted;
 	lasting->worker = worker;
-	lasting->offload = (struct offload){.owner = lasting,
+	lasting->account = account;
+	lasting->offload = (struct offload){.owner = account,
+					    .user = account,
 					    .timeout_ns = CALL_NS,
 					    .run = lasting_run,
 					    .done = lasting_done,
 					    .late = lasting_late,
 					    .undo = lasting_undo};
+	before = doing_begin(&worker->page->doing, wanted->method, uid);
 	r = offload_start(&worker->offloads, &lasting->offload, err);
-	if (r < 0)
+	doing_end(&worker->page->doing, before);
+	if (r < 0) {
+		(void)account_put(account);
 		free(lasting);
+	}
 	return r;
 }
 
-int lasting_memory_make(struct worker *worker, uint32_t id, uint64_t size, struct fmha_error *err)
+int lasting_memory_make(struct worker *worker, uint32_t id,
+			const struct proto_worker_memory_params *params, struct fmha_error *err)
 {
 	const struct lasting wanted = {
-		.id = id, .method = PROTO_WORKER_MEMORY, .size = size, .fd = -1};
+		.id = id, .method = PROTO_WORKER_MEMORY, .size = params->size, .fd = -1};
 
-	return start(worker, &wanted, err);
+	return start(worker, params->uid, &wanted, err);
 }
 
 int lasting_memory_clear(struct worker *worker, uint32_t id,
@@ -150,7 +166,7 @@ int lasting_memory_clear(struct worker *worker, uint32_t id,
 	if (*fd < 0 || params->pages_bytes % PROTO_PAGE_NUMBER_BYTES != 0)
 		return fmha_error_set(err, FMHA_EINVAL, "no descriptor, or %u bytes of pages",
 				      params->pages_bytes);
-	r = start(worker, &wanted, err);
+	r = start(worker, params->uid, &wanted, err);
 	if (r == 0)
 		*fd = -1;
 	return r;

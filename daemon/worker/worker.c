@@ -167,7 +167,7 @@ static int handle(struct connection *control, uint32_t id, enum proto_method met
 		r = kernels_restore(worker, *fd, err);
 		break;
 	case PROTO_WORKER_MEMORY:
-		return lasting_memory_make(worker, id, params->WORKER_MEMORY.size, err);
+		return lasting_memory_make(worker, id, &params->WORKER_MEMORY, err);
 	case PROTO_WORKER_CLEAR:
 		return lasting_memory_clear(worker, id, &params->WORKER_CLEAR, fd, err);
 	case PROTO_TUNED_RESULT:

@@ -389,7 +389,8 @@ int worker_status(struct worker *worker, uint32_t id, struct fmha_error *err);
 /* ---- lasting_memory.c ---- */
 
 /* Both answer the front's request @id, later. Return: 0, FMHA_ENOMEM, FMHA_EBUSY. */
-int lasting_memory_make(struct worker *worker, uint32_t id, uint64_t size, struct fmha_error *err);
+int lasting_memory_make(struct worker *worker, uint32_t id,
+			const struct proto_worker_memory_params *params, struct fmha_error *err);
 /* @fd: -1 when it was taken. */
 int lasting_memory_clear(struct worker *worker, uint32_t id,
 			 const struct proto_worker_clear_params *params, int *fd,
