@@ -114,6 +114,7 @@ struct front {
 	struct http *http; /* NULL: none */
 	struct tuned *tuned;
 	struct pools *pools;
+	void (*device_ready)(const struct worker_slot *slot); /* told when a worker is ready */
 	struct log_limit log;
 	uint64_t n_accepted, n_refused, started_ns;
 };

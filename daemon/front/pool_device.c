@@ -57,7 +57,7 @@ static void on_made(void *owner, const union proto_any_result *result, int fd,
 		fmha_error_set(&failed, FMHA_EBUSY, "no file descriptors left");
 	else if (!result && error->code != FMHA_ECONN)
 		failed = *error;
-	pool_made(pool, pool->fd < 0 ? &failed : NULL);
+	pool->pools->made(pool, pool->fd < 0 ? &failed : NULL);
 }
 
 int pool_device_make(struct pool *pool, uint64_t bytes, struct fmha_error *err)

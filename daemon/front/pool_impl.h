@@ -53,14 +53,11 @@ static inline bool pool_is_being_made(const struct pool *pool)
 	return pool->slot && pool->fd < 0;
 }
 
-/* pools.c. Memory that a worker has made is there, or @failed says why not: answers those who wait. */
-void pool_made(struct pool *pool, const struct fmha_error *failed);
-
 /* pool_device.c */
 uint64_t pool_device_bytes(uint64_t bytes); /* what a pool of so many takes */
 int pool_device_check(struct front *front, const struct proto_pool_open_params *params,
 		      struct worker_slot **ret_slot, struct fmha_error *err);
-/* pool_made() comes. Return: 0, FMHA_EBUSY: it does not. */
+/* pools.made() comes. Return: 0, FMHA_EBUSY: it does not. */
 int pool_device_make(struct pool *pool, uint64_t bytes, struct fmha_error *err);
 /* Return: false: no worker is ready, and no @reply comes. */
 bool pool_device_clear(const struct pool *pool, const uint32_t *pages, uint32_t n,

@@ -364,8 +364,10 @@ static void clear_on_device(struct pool_user *user)
 		wait_for_device(user);
 }
 
-void pools_device_ready(struct pools *pools, const struct worker_slot *slot)
+/* A worker that can clear pages is there (again). */
+static void on_device_ready(const struct worker_slot *slot)
 {
+	const struct pools *pools = slot->front->pools;
 	struct list again;
 
 	list_init(&again);
@@ -627,7 +629,8 @@ static int open_for(struct client *client, uint32_t id, struct pool *pool,
 	return 0;
 }
 
-void pool_made(struct pool *pool, const struct fmha_error *failed)
+/* Memory that a worker has made is there, or @failed says why not: answers those who wait. */
+static void pool_made(struct pool *pool, const struct fmha_error *failed)
 {
 	list_for_each_entry(struct pool_opening, opening, &pool->openings, in_pool) {
 		struct client *client = opening->client;
@@ -940,6 +943,8 @@ void pools_init(struct pools *pools, struct front *front)
 {
 	pools->front = front;
 	pools->end_use = pool_end_use;
+	pools->made = pool_made;
+	front->device_ready = on_device_ready;
 	list_init(&pools->list);
 	list_init(&pools->ended);
 	chores_init(&pools->chores, &front->loop, &front->limits, &front->doing);

@@ -33,6 +33,8 @@ struct pools {
 	void (*end_use)(
 		struct pool
 			*pool); /* told when one of them no longer uses it: it may be gone then */
+	/* told by pool_device.c when a worker has made a pool's memory, or why it has not */
+	void (*made)(struct pool *pool, const struct fmha_error *failed);
 	struct chores chores;
 	uv_timer_t timer; /* runs while a pool is open to nobody */
 };
@@ -45,9 +47,6 @@ int pools_handle(struct client *client, uint32_t id, enum proto_method method,
 
 /* The client is gone. */
 void pools_forget(struct client *client);
-
-/* A worker that can clear pages is there (again). */
-void pools_device_ready(struct pools *pools, const struct worker_slot *slot);
 
 /* Those of user @uid, or @all; given. */
 cJSON *pools_json(const struct pools *pools, uint32_t uid, bool all);

@@ -11,7 +11,6 @@
  * worker says nothing. Every death is held against the kernel that was running and the user who had
  * asked for it (quarantine.h).
  */
-#include "pools.h"
 #include "process.h"
 #include "tuned.h"
 
@@ -117,7 +116,7 @@ static void on_restored(struct worker_slot *slot, uint32_t id, int fd)
 	set_state(slot, WORKER_READY);
 	worker_process_configure(slot->process);
 	attach_all(slot);
-	pools_device_ready(slot->front->pools, slot);
+	slot->front->device_ready(slot);
 }
 
 static int supervise_handle(struct connection *control, uint32_t id, enum proto_method method,

@@ -111,8 +111,8 @@ static void lasting_undo(struct offload *offload)
 	lasting_free(lasting_of(offload));
 }
 
-static int start(struct worker *worker, uint32_t uid, const struct lasting *wanted,
-		 struct fmha_error *err)
+static int lasting_start(struct worker *worker, uint32_t uid, const struct lasting *wanted,
+			 struct fmha_error *err)
 {
 	struct lasting *lasting = malloc(sizeof(*lasting));
 	struct account *account = lasting ? account_get(&worker->accounts, uid) : NULL;
@@ -149,7 +149,7 @@ int lasting_memory_make(struct worker *worker, uint32_t id,
 	const struct lasting wanted = {
 		.id = id, .method = PROTO_WORKER_MEMORY, .size = params->size, .fd = -1};
 
-	return start(worker, params->uid, &wanted, err);
+	return lasting_start(worker, params->uid, &wanted, err);
 }
 
 int lasting_memory_clear(struct worker *worker, uint32_t id,
@@ -166,7 +166,7 @@ int lasting_memory_clear(struct worker *worker, uint32_t id,
 	if (*fd < 0 || params->pages_bytes % PROTO_PAGE_NUMBER_BYTES != 0)
 		return fmha_error_set(err, FMHA_EINVAL, "no descriptor, or %u bytes of pages",
 				      params->pages_bytes);
-	r = start(worker, params->uid, &wanted, err);
+	r = lasting_start(worker, params->uid, &wanted, err);
 	if (r == 0)
 		*fd = -1;
 	return r;

@@ -17,7 +17,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from . import _arrays, _check, _view
+from . import _arrays, _check
 from ._lib import check, ffi, invalid, lib, new_error
 from ._service import Client, _Owner
 from ._start import default_client
@@ -97,6 +97,8 @@ class _Card:
 
     def map(self, handle, n_pages: int, page_bytes: int, shape: tuple):
         """[n_pages, *shape]. It keeps the memory, not the pool."""
+        from . import _view
+
         memory, error = ffi.new("struct fmha_memory *"), new_error()
         check(lib.fmha_pool_memory(handle, memory, error), error)
         with self._torch.cuda.device(self.index):
