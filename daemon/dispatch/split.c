@@ -25,6 +25,14 @@
  *   batch 8, 8 key heads, 16,384 keys in pages: 3 splits are 192 blocks, two of them in some units,
  *     2 * 5461 / 1.15 = 9,500 keys' time: 150 us (155); 4 are 256: 125 us (130).
  *
+ * Latents of 16 bits have a loop of their own on Hopper (hopper/fwd_latent.h): one block a unit, which
+ * takes keys at LATENT_PACE of a unit's share of memory, and all tiles of a sequence's heads read memory once. Measured on an H200, the fastest of those tried and, in
+ * brackets, others: 128 sequences of 16 heads and 1,024 keys unsplit 44 us (2 splits 63), 2 of 1,024 in 16 splits 11 (8: 13), 32 of
+ * 8,192 in 4 85 (8: 93), 64 of 128 heads and 4,096 keys unsplit 119, 4 of 32,768 in 16 79 (8: 116, 33: 99), 1 of
+ * 65,536 in 64 50 (33: 64). Uneven ones gain nothing by shares, whose parts are merged for longer than they save: 32 of
+ * 1,131 to 8,192 in 4 splits 71 (75 by shares), 64 of 515 to 2,047 in a table of 32,768 unsplit 57 (57), 8 of 128 heads of
+ * 1,320 to 16,384 in 8 70 (91).
+ *
  * Those figures are an H200's. Of AMD's GPUs nothing was measured: a unit's share of memory is the
  * data sheet's rate by the units (spec_backend_arch), of which AMD_SHARE can be had, and a block has
  * at least AMD_KEYS keys under way (by the cycle: kernels/gpu/NOTES.md), which come AMD_LATENCY_US
@@ -69,6 +77,8 @@
 #define UNIT_RATE     32500.0 /* bytes a microsecond: 4.3 TB/s by 132 */
 #define UNIT_BLOCKS   2
 #define COMBINE_US    2.5
+#define LATENT_PACE   1.2 /* of a block, in shares of a unit */
+#define LATENT_KEYS   64  /* of its tile, and of a split at least */
 #define PART_US       0.004
 
 #define BUSY_ROUNDS 3 /* so many rows of SHORT_KEYS balance by themselves */
@@ -138,6 +148,12 @@ static int64_t key_bytes(const struct fmha_problem *p)
 	return ((int64_t)p->hdim_q + (p->v_in_k ? 0 : p->hdim_v)) * fmha_dtype_bytes(p->k.dtype);
 }
 
+/* Whether Hopper's loop for latents may have it. */
+static bool is_latent(const struct fmha_problem *p, const struct split_device *device)
+{
+	return p->v_in_k && device->shares && fmha_dtype_bytes(p->k.dtype) == 2;
+}
+
 /* Bytes a microsecond that memory has for a unit. */
 static double unit_rate(const struct split_device *device)
 {
@@ -196,19 +212,43 @@ static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items,
 	return us;
 }
 
+/* The same of latents. */
+static double latent_us(const struct fmha_problem *p, int64_t n, int64_t items,
+			const struct split_device *device)
+{
+	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, parts = ceil_div(p->seqlen_k, size);
+	int64_t blocks = items * parts, tiles = ceil_div(packed_rows(p), TILE_ROWS);
+	double memory = (double)blocks / (double)tiles / (double)device->units;
+	double products = (double)ceil_div(blocks, device->units) / LATENT_PACE, us;
+
+	us = (double)(size * key_bytes(p)) / UNIT_RATE * (memory > products ? memory : products);
+	if (parts > 1)
+		us += COMBINE_US + PART_US * (double)parts +
+		      (double)(p->batch * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
+			      (UNIT_RATE * (double)device->units);
+	return us;
+}
+
+static double split_us(const struct fmha_problem *p, int64_t n, int64_t items,
+		       const struct split_device *device)
+{
+	return is_latent(p, device) ? latent_us(p, n, items, device)
+				    : stream_us(p, n, items, device);
+}
+
 static void choose_streaming(const struct fmha_problem *p, int64_t items,
 			     const struct split_device *device, struct split_choice *ret_choice)
 {
-	int64_t most = p->seqlen_k / STREAM_KEYS, n = 1;
-	double unsplit = stream_us(p, 1, items, device), best = unsplit, us = unsplit;
+	int64_t most = p->seqlen_k / (is_latent(p, device) ? LATENT_KEYS : STREAM_KEYS), n = 1;
+	double unsplit = split_us(p, 1, items, device), best = unsplit, us = unsplit;
 
 	if (most > STREAM_SPLITS)
 		most = STREAM_SPLITS;
 	for (int64_t i = 2; i <= most; i++)
-		if (stream_us(p, i, items, device) < best)
-			best = stream_us(p, i, items, device);
+		if (split_us(p, i, items, device) < best)
+			best = split_us(p, i, items, device);
 	while (us > 1.02 * best)
-		us = stream_us(p, ++n, items, device);
+		us = split_us(p, ++n, items, device);
 	set_splits(p, n, ret_choice);
 	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
 		       "memory takes %.1f us with %lld blocks of %d keys on %lld units, %.1f us "
@@ -239,9 +279,9 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 	int64_t places = UNIT_BLOCKS * device->units, alone = (places - 1) / p->nhead_k;
 	int64_t n = 2 * ceil_div(places, items) + 2, most = p->seqlen_k / STREAM_KEYS;
 
-	if (!device->shares || p->deterministic || plan_present(p, FMHA_T_MASK_INTERVALS) ||
-	    plan_present(p, FMHA_T_MASK_BITS) || most < 2 || !is_uneven(p) ||
-	    packed_rows(p) > SHARE_ROWS ||
+	if (!device->shares || is_latent(p, device) || p->deterministic ||
+	    plan_present(p, FMHA_T_MASK_INTERVALS) || plan_present(p, FMHA_T_MASK_BITS) ||
+	    most < 2 || !is_uneven(p) || packed_rows(p) > SHARE_ROWS ||
 	    (p->batch == 1 && p->seqlen_k <= ALONE_KEYS && !is_windowed(p)) ||
 	    (items >= BUSY_ROUNDS * places && p->seqlen_k <= SHORT_KEYS) ||
 	    items * ceil_div(p->seqlen_k, SHARE_STEP) > SHARE_UNITS)
@@ -319,7 +359,8 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: n_splits");
 	} else if (problem->seqlen_k == 0) {
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");
-	} else if (device->gpu && items > 0 && packed_rows(problem) <= TILE_ROWS) {
+	} else if (device->gpu && items > 0 &&
+		   (packed_rows(problem) <= TILE_ROWS || is_latent(problem, device))) {
 		if (!choose_shares(problem, items, device, ret_choice))
 			choose_streaming(problem, items, device, ret_choice);
 	} else {

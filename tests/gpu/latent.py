@@ -11,6 +11,7 @@ that are rotated so that no cache holds them; all sides of a case by turns: numb
 """
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -187,9 +188,9 @@ class Problem:
         function = self.device.function(kernel.name.decode(), kernel)
         launches = [self.device.launcher(function, kernel, a, blocks=blocks) for a in args]
 
-        def launch(i, keep=keep):
+        def launch(i, merges=True, keep=keep):
             launches[i % len(launches)]()
-            if merge:
+            if merge and merges:
                 merge()
         return launch
 
@@ -241,13 +242,17 @@ def checks():
 
 
 def benches():
-    """With numbers of splits that plans might choose."""
-    yield Case(128, 16, 1024, splits=(1, (132, 4)))
-    yield Case(2, 16, 1024, splits=(8, 16))
-    yield Case(32, 16, 8192, splits=(4, (132, 8)))
+    """With numbers of splits that plans might choose, of equal lengths and of others."""
+    draw = random.Random(5)
+    yield Case(128, 16, 1024, splits=(1, 2, (132, 4)))
+    yield Case(2, 16, 1024, splits=(4, 8, 16))
+    yield Case(32, 16, 8192, splits=(4, 8, (132, 4)))
     yield Case(64, 128, 4096, splits=(1, (132, 4)))
-    yield Case(4, 128, 32768, splits=(16, (132, 20)))
-    yield Case(1, 128, 65536, splits=(64, 33))
+    yield Case(4, 128, 32768, splits=(8, 16, 33))
+    yield Case(1, 128, 65536, splits=(33, 64, 66))
+    yield Case(32, 16, 8192, lengths=(8192, *(draw.randint(1024, 8192) for _ in range(31))), splits=(4, 8, 16, (132, 8)))
+    yield Case(64, 16, 32768, lengths=tuple(draw.randint(512, 2048) for _ in range(64)), splits=(1, 16, 32, (132, 6)))
+    yield Case(8, 128, 16384, lengths=(16384, *(draw.randint(1024, 16384) for _ in range(7))), splits=(8, 16, 32, (132, 19)))
     yield Case(64, 16, 4096, rows=4, causal=True, splits=(1, 2))
     yield Case(1, 16, 8192, rows=1024, causal=True, splits=(1,))
 
@@ -257,7 +262,7 @@ def others(problem):
     c, torch, found = problem.case, problem.device.torch, {}
     flash, mla = libraries.find_flash_attention_3(), libraries.find_flash_mla()
     q_rest, q_values = problem.q[..., DV:].contiguous(), problem.q[..., :DV].contiguous()
-    used, table = problem.used, problem.table.contiguous()
+    used, table = problem.used, problem.table.clamp(0, len(problem.pools[0]) - 1).contiguous()
 
     def launch_flash(i):
         pool = problem.pools[i % len(problem.pools)]
@@ -325,6 +330,7 @@ def bench(device, chosen, match):
         torch.cuda.empty_cache()
         problem = Problem(device, case, max(2, min(8, -(-(160 << 20) // case.bytes()))))
         launches = {name: problem.launcher(side, n) for name, side, n in sides(case) if match in name}
+        launches |= {name + ", alone": functools.partial(f, merges=False) for name, f in launches.items() if name.startswith("latent")}
         peers = {} if match else others(problem)
         times = times_of(torch, launches, peers, max(4, min(24, int(1500 / (case.bytes() / copy / 1e3 + case.flops() / 3e8 + 5)))))
         by_copy = case.bytes() / copy / 1e3

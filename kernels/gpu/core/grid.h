@@ -130,6 +130,17 @@ GRID_FN int grid_combine_waves(int n_parts, int waves)
 	return n;
 }
 
+/* Lanes side by side, four elements each, that a piece of a row's head dimension takes: block y has
+ * number y. */
+GRID_FN int grid_combine_lanes(int hdim_v, int wave)
+{
+	int n = 1;
+
+	while (n < wave && 4 * n < hdim_v)
+		n *= 2;
+	return n;
+}
+
 GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
 {
 	return (grid_int)s->seqlen_q_max * nhead_q;

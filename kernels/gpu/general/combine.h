@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * combine.h: merge of partial results, O = sum_s w_s O_s with w_s = exp(LSE_s - LSE). A wave a row,
- * or, of many parts, all waves of a block, each with every so-manieth part. The order of all sums
+ * or a piece of a wide one, or, of many parts, all waves of a block, each with every so-manieth
+ * part. The order of all sums
  * follows from the number of parts alone, so that the result does not depend on the launch.
  *
  * What it waits for is memory: a lane takes four neighbours of a part, and several parts at once.
+ * Of more parts than a few some may be empty, where they are shares of uneven rows: what these hold
+ * is not read.
  */
 #ifndef FMHA_GPU_COMBINE_H
 #define FMHA_GPU_COMBINE_H
@@ -131,7 +134,9 @@ struct Combine {
 				weight[i] = s + i * step < a.n_splits
 						    ? lse[part * a.lse_parts_stride_split]
 						    : minus_infinity();
-				x[i] = part_of<PLAIN>(part, dim);
+				x[i] = Four{};
+				if (a.n_splits <= AT_ONCE / 2 || weight[i] != minus_infinity())
+					x[i] = part_of<PLAIN>(part, dim);
 			}
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++)
@@ -205,8 +210,7 @@ struct Combine {
 		WaveRow at = WaveRow::of(grid_row(block_id_x(), WAVES / waves, wave / waves),
 					 a.nhead_q);
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
-		i32 width = min_of((i32)FMHA_WAVE, (i32)power_of_2_from(a.hdim_v / 4)),
-		    groups = FMHA_WAVE / width;
+		i32 width = grid_combine_lanes(a.hdim_v, FMHA_WAVE), groups = FMHA_WAVE / width;
 
 		/* but the block's other rows have barriers */
 		bool is_idle = at.row >= v.n_q || v.n_q < a.min_seqlen_q;
@@ -219,20 +223,18 @@ struct Combine {
 		i32 first = wave * groups + lane_id() / width, step = waves * groups;
 		bool plain = is_plain();
 
-		for (i32 d0 = 0; d0 < a.hdim_v; d0 += 4 * width) {
-			i32 d = d0 + lane_id() % width * 4;
-			bool exists = d < a.hdim_v && !is_idle;
-			Merged sum = {minus_infinity(), 0, {}};
+		i32 d = (block_id_y() * width + lane_id() % width) * 4;
+		bool exists = d < a.hdim_v && !is_idle;
+		Merged sum = {minus_infinity(), 0, {}};
 
-			if (exists)
-				sum = plain ? sum_parts<true>(first, step, d)
-					    : sum_parts<false>(first, step, d);
-			sum_lanes(sum, width);
-			if (waves > 1)
-				sum_waves(sum, (Merged *)lds, waves, wave);
-			if (exists && wave == 0 && lane_id() < width)
-				store(sum, to, d, at, v);
-		}
+		if (exists)
+			sum = plain ? sum_parts<true>(first, step, d)
+				    : sum_parts<false>(first, step, d);
+		sum_lanes(sum, width);
+		if (waves > 1)
+			sum_waves(sum, (Merged *)lds, waves, wave);
+		if (exists && wave == 0 && lane_id() < width)
+			store(sum, to, d, at, v);
 	}
 };
 

@@ -65,12 +65,23 @@ static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a
 			a->sequences.batch, 0, ret_grid);
 }
 
-static int set_rows(const struct gpu_kernel *k, int rows_of_block, grid_int rows, grid_int batch,
-		    uint32_t ret_grid[3])
+static int set_rows(const struct gpu_kernel *k, int rows_of_block, grid_int rows, grid_int pieces,
+		    grid_int batch, uint32_t ret_grid[3])
 {
 	grid_int blocks = grid_ceil(rows, rows_of_block);
 
-	return set_grid(k, blocks, 1, batch, blocks * rows_of_block, ret_grid);
+	return set_grid(k, blocks, pieces, batch, blocks * rows_of_block, ret_grid);
+}
+
+static int set_combine(const struct gpu_kernel *k, const struct abi_combine_args *a,
+		       uint32_t ret_grid[3])
+{
+	int waves = k->tile.waves_m,
+	    lanes = grid_combine_lanes(a->hdim_v, (int)k->block[0] / waves);
+
+	return set_rows(k, waves / grid_combine_waves(a->n_splits, waves),
+			grid_query_rows(&a->sequences, a->nhead_q), grid_ceil(a->hdim_v, 4 * lanes),
+			a->sequences.batch, ret_grid);
 }
 
 /* A second row of blocks, one a head, sums dSink. */
@@ -87,16 +98,13 @@ static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uin
 int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
 		    uint32_t ret_grid[3])
 {
-	const struct abi_combine_args *combine = args;
 	const struct abi_appendkv_args *append = args;
 	const struct abi_bwd_args *bwd = args;
 	int waves = kernel->tile.waves_m;
 
 	switch (kernel->family) {
 	case ABI_FWD_SPLITKV_COMBINE:
-		return set_rows(kernel, waves / grid_combine_waves(combine->n_splits, waves),
-				grid_query_rows(&combine->sequences, combine->nhead_q),
-				combine->sequences.batch, ret_grid);
+		return set_combine(kernel, args, ret_grid);
 	case ABI_FWD_APPENDKV:
 		return set_rows(
 			kernel, waves,
@@ -104,7 +112,7 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 				(append->q_rotated.data
 					 ? grid_query_rows(&append->sequences, append->nhead_q)
 					 : 0),
-			append->sequences.batch, ret_grid);
+			1, append->sequences.batch, ret_grid);
 	case ABI_BWD_DQ_DK_DV:
 		return set_backward(kernel, bwd, ret_grid);
 	case ABI_BWD_DOT_DO_O:
@@ -115,14 +123,13 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 					grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
 						grid_dq_chunks(bwd) * bwd->nhead_q,
 					1, bwd->sequences.batch, 0, ret_grid);
-		return set_rows(kernel, waves, grid_query_rows(&bwd->sequences, bwd->nhead_q),
+		return set_rows(kernel, waves, grid_query_rows(&bwd->sequences, bwd->nhead_q), 1,
 				bwd->sequences.batch, ret_grid);
 	default:
 		if (kernel->tile.pipeline == GPU_WGMMA)
 			return set_pieces(kernel, units, args, ret_grid);
-		return kernel->shares
-			       ? set_shares(kernel, units, ret_grid)
-			       : set_forward(kernel, args, ret_grid);
+		return kernel->shares ? set_shares(kernel, units, ret_grid)
+				      : set_forward(kernel, args, ret_grid);
 	}
 }
 

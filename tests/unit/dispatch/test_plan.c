@@ -338,6 +338,41 @@ static void uneven_rows_are_shared(void **state)
 	assert_false(split.shares);
 }
 
+/* The fastest of those measured (split.c), also where lengths are not known. */
+static void latents_are_split_as_one_block_a_unit(void **state)
+{
+	static const struct {
+		int32_t batch, heads, keys, n_splits;
+	} cases[] = {{128, 16, 1024, 1}, {2, 16, 1024, 16},   {32, 16, 8192, 4},
+		     {64, 128, 4096, 1}, {4, 128, 32768, 16}, {1, 128, 65536, 64},
+		     {8, 128, 16384, 8}};
+
+	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct split_choice split;
+		struct fixture f;
+
+		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+		make_decode(&f);
+		f.problem.v_in_k = 1;
+		f.problem.hdim_q = 576;
+		f.problem.hdim_v = 512;
+		f.problem.batch = cases[i].batch;
+		f.problem.nhead_k = 1;
+		f.problem.nhead_q = cases[i].heads;
+		f.problem.seqlen_q = 1;
+		f.problem.seqlen_k = cases[i].keys;
+		f.problem.page_size = 64;
+		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
+		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+		split_choose(&f.problem, &h200, &split);
+		assert_false(split.shares);
+		assert_int_equal(split.n, cases[i].n_splits);
+	}
+}
+
 static void windows_are_shared(void **state)
 {
 	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
@@ -845,6 +880,7 @@ int main(void)
 		cmocka_unit_test(splits_keep_memory_busy),
 		cmocka_unit_test(splits_of_amd_merge_few_parts),
 		cmocka_unit_test(uneven_rows_are_shared),
+		cmocka_unit_test(latents_are_split_as_one_block_a_unit),
 		cmocka_unit_test(windows_are_shared),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),
