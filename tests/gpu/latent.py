@@ -120,10 +120,6 @@ def kernels(lib, cases):
     return {k.name.decode(): k for k in found}
 
 
-def torch_generator(torch):
-    return torch.Generator().manual_seed(4)
-
-
 class Problem:
     """Sets of inputs and their launches. Where no key is there are NaN, and behind a sequence's pages numbers that are none."""
 
@@ -167,8 +163,8 @@ class Problem:
 
     def choose(self, pages):
         """Positions, -1 where an entry names none; what entries say; and NaN where no entry points to."""
-        c, torch, draw = self.case, self.device.torch, torch_generator(self.device.torch)
-        found, said = [], []
+        c, torch = self.case, self.device.torch
+        draw, found, said = torch.Generator().manual_seed(4), [], []
         slots = self.pools[0].shape[0] * c.page
         for b, (n, n_q) in enumerate(zip(c.keys(), c.queries())):
             at = torch.randint(0, max(n, 1), (n_q, c.topk), generator=draw)
