@@ -331,7 +331,7 @@ static void split_chosen(const struct fmha_problem *problem, const struct split_
 	rows.batch = n < INT32_MAX ? (int32_t)n : INT32_MAX;
 	rows.seqlen_q = 1;
 	rows.seqlen_k = problem->topk;
-	alone.shares = false;
+	alone.shares = is_latent(problem, device); /* which takes none */
 	split_choose(&rows, &alone, ret_choice);
 }
 

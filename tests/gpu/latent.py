@@ -50,6 +50,9 @@ class Case:
     packed: bool = False  # rows of sequences of different lengths, behind each other: absorbed prefill
     list: bool = False  # pages by kv_indptr
     dtype: int = abi.BF16
+    topk: int = 0  # keys that each row has chosen
+    slots: bool = False  # those by their places in the pages, without tables
+    wild: str = ""  # entries that name no key: "padding", "mixed", "rows" without any, or "all"
 
     def __str__(self):
         more = [k if v is True else f"{k} {v}" for k, v in dataclasses.asdict(self).items()
@@ -65,11 +68,13 @@ class Case:
 
     def flops(self):
         """Of what rows see."""
+        if self.topk:
+            return 2 * (D + DV) * self.heads * self.topk * sum(self.queries())
         seen = sum(q * k - (q * (q - 1) // 2 if self.causal else 0) for q, k in zip(self.queries(), self.keys()))
         return 2 * (D + DV) * self.heads * seen
 
     def bytes(self):
-        return sum(self.keys()) * D * 2
+        return (self.topk * sum(self.queries()) if self.topk else sum(self.keys())) * D * 2
 
 
 def make_args(case, splits):
@@ -82,12 +87,13 @@ def make_args(case, splits):
     if case.causal:
         a.band.mask, a.band.window_right, a.band.window_left = abi.MASK_BOTTOM_RIGHT, 0, case.window
         a.band.sink_tokens = case.sinks
-    a.cache.page_size = case.page
+    a.cache.page_size, a.chosen.n, a.chosen.are_slots = case.page, case.topk, case.slots
     if isinstance(splits, tuple):
         a.n_splits, a.split_size = splits[1], 0
     elif splits > 1:
-        a.split_size = round_up(-(-case.n // splits), 64)
-        a.n_splits = -(-case.n // a.split_size)
+        n = case.topk or case.n
+        a.split_size = round_up(-(-n // splits), 64)
+        a.n_splits = -(-n // a.split_size)
     return a
 
 
@@ -101,7 +107,7 @@ def kernel_of(lib, case, args, side):
 
 def sides(case):
     """(name, tile, splits) of each kernel that runs a case."""
-    few = case.heads * case.rows <= 16
+    few = case.heads * (1 if case.topk else case.rows) <= 16
     for n in case.splits:
         name = "share of {} in {}".format(*n) if isinstance(n, tuple) else f"{n} splits"
         yield "latent, " + name, LATENT, n
@@ -151,8 +157,38 @@ class Problem:
                 for i in range(0, len(x), c.page or c.n):
                     part = x[i:i + (c.page or c.n)]
                     pool[mine[b][i // c.page] if c.page else b, :len(part), 0] = part
+        if c.topk:
+            self.choose(mine if c.page else None)
         if n_sets > 1:
             self.keys = None
+
+    def choose(self, pages):
+        """Positions, -1 where an entry names none; what entries say; and NaN where no entry points to."""
+        c, torch = self.case, self.device.torch
+        draw, found, said = torch.Generator().manual_seed(4), [], []
+        slots = self.pools[0].shape[0] * c.page
+        for b, (n, n_q) in enumerate(zip(c.keys(), c.queries())):
+            at = torch.randint(0, max(n, 1), (n_q, c.topk), generator=draw)
+            entries = torch.tensor(pages[b] or [0])[at // c.page] * c.page + at % c.page if c.slots else at.clone()
+            none = torch.rand(n_q, c.topk, generator=draw) < 0.2 if c.wild == "mixed" else torch.full((n_q, c.topk), c.wild == "all" or n == 0)
+            if c.wild == "padding":
+                none[:, c.topk * 2 // 3:] = True
+            if c.wild == "rows":
+                none[::2] = True
+            end = slots if c.slots else n
+            values = torch.tensor([-1, -2 ** 31, 2 ** 31 - 1, end, -end - 1, end + 1000000] if c.wild == "mixed" or n == 0 else [-1])
+            entries = torch.where(none, values[torch.randint(0, len(values), none.shape, generator=draw)], entries)
+            found.append(torch.where(none, -1, at).cuda())
+            said.append(entries)
+        self.positions, self.entries = found, torch.cat(said).to(torch.int32).cuda()
+        if len(self.pools) == 1:
+            for b, at in enumerate(found):
+                unseen = torch.ones(max(c.keys()[b], 1), dtype=torch.bool)
+                unseen[at[at >= 0].cpu().unique()] = False
+                for i in range(len(pages[b]) if c.page else 1):
+                    gone = unseen[i * (c.page or c.n):(i + 1) * (c.page or c.n)].cuda()
+                    part = self.pools[0][pages[b][i] if c.page else b, :len(gone), 0]
+                    part[gone] = math.nan
 
     def launcher(self, side, splits, overlaps=True):
         c, torch = self.case, self.device.torch
@@ -167,12 +203,17 @@ class Problem:
             if c.packed:
                 s.seqstart_q = self.starts.data_ptr()
                 a.q.stride_batch = a.o.stride_batch = a.lse.stride_batch = 0
-            if c.lengths and not c.list:
+            if c.topk:
+                a.chosen.data, a.chosen.stride_batch = self.entries.data_ptr(), c.rows * c.topk
+                a.chosen.stride_seq, a.chosen.stride_entry = c.topk, 1
+            if c.slots:
+                s.seqlen_k_max, cache.n_pages = 0, self.pools[0].shape[0]
+            elif c.lengths and not c.list:
                 s.seqlen_k = self.used.data_ptr()
             if c.list:
                 cache.kv_indptr, cache.kv_page_indices, cache.kv_last_page_len = (x.data_ptr() for x in (self.first, self.indices, self.ends))
                 cache.n_page_indices, cache.n_pages = len(self.indices) - 4, self.pools[0].shape[0]
-            elif c.page:
+            elif c.page and not c.slots:
                 cache.block_table, cache.block_table_stride = self.table.data_ptr(), self.table.stride(0)
                 cache.max_blocks, cache.n_pages = self.columns, self.pools[0].shape[0]
             if c.sink:
@@ -199,11 +240,16 @@ class Problem:
         c, torch = self.case, self.device.torch
         above = below = worst = 0.0
         at = 0
-        for keys, n_q in zip(self.keys[0], c.queries()):
+        for b, (keys, n_q) in enumerate(zip(self.keys[0], c.queries())):
             q, o, lse = self.q[at:at + n_q].double(), self.o[at:at + n_q].double(), self.lse[:, at:at + n_q].double()
             at, n = at + n_q, len(keys)
             keys = keys.double()
-            s = torch.einsum("rhd,nd->hrn", q, keys) * c.scale
+            if c.topk:
+                at_keys, none = self.positions[b].clamp(min=0), self.positions[b] < 0
+                keys = keys[at_keys] if n else keys.new_zeros(n_q, c.topk, D)
+                s = (torch.einsum("rhd,rnd->hrn", q, keys) * c.scale).masked_fill(none, -math.inf)
+            else:
+                s = torch.einsum("rhd,nd->hrn", q, keys) * c.scale
             if c.causal:
                 row, key_at = torch.arange(n_q, device="cuda")[:, None] + n - n_q, torch.arange(n, device="cuda")[None, :]
                 left = (key_at < row - c.window) & (key_at >= c.sinks) if c.window >= 0 else False
@@ -211,7 +257,7 @@ class Problem:
             all_of = s if self.sink is None else torch.cat([s, self.sink.double()[:, None, None].expand(c.heads, n_q, 1)], -1)
             want_lse = all_of.logsumexp(-1) if all_of.shape[-1] else s.new_full((c.heads, n_q), -math.inf)
             p = (s - want_lse[..., None]).exp().nan_to_num(nan=0.0)
-            want = torch.einsum("hrn,nd->rhd", p, keys[:, :DV])
+            want = torch.einsum("hrn,rnd->rhd" if c.topk else "hrn,nd->rhd", p, keys[..., :DV])
             above += (o - want).square().sum().item()
             below += want.square().sum().item()
             apart = torch.where(lse == want_lse, 0.0, (lse - want_lse).abs())
@@ -239,11 +285,31 @@ def checks():
     yield Case(2, 128, 2048, rows=1, dtype=abi.F16, lengths=(2048, 77), splits=(1, 8))
     yield Case(2, 24, 333, rows=2, causal=True, dtype=abi.F16, page=0, lengths=(333, 55), splits=(1, 2))
     yield Case(130, 16, 256, lengths=tuple(1 + 37 * i % 256 for i in range(130)), page=16, splits=(1, (132, 5)))
+    for topk in (64, 100, 2048):
+        for heads in (8, 16, 64, 128):
+            for slots in (True, False):
+                yield Case(3, heads, 3000, rows=1 + heads % 3, topk=topk, slots=slots, lengths=(3000, 129, 700), splits=(1, 3),
+                           wild="mixed" if slots else "padding")
+    for page in (64, 1, 5, 16, 0):
+        for slots in (True, False) if page else (False,):
+            yield Case(3, 24, 900, rows=4, page=page, topk=333, slots=slots, wild="mixed", lengths=(900, 77, 450), splits=(1, 2))
+    yield Case(3, 128, 900, rows=3, topk=200, wild="rows", lengths=(900, 77, 450), splits=(1, 4))
+    yield Case(2, 64, 900, rows=2, topk=130, slots=True, wild="all", splits=(1, 3))
+    yield Case(3, 16, 900, topk=130, lengths=(900, 0, 450), splits=(1, 2))
+    yield Case(2, 16, 40, topk=500, slots=True, splits=(1,))
+    yield Case(2, 128, 900, rows=2, topk=256, slots=True, sink=True, wild="mixed", splits=(1, 2))
+    yield Case(2, 64, 900, topk=256, scale=-0.05, wild="mixed", splits=(1, 3))
+    yield Case(2, 128, 2048, topk=2048, slots=True, positive=True, scale=0.02, dtype=abi.F16, splits=(1, 8))
+    yield Case(3, 96, 700, rows=9, topk=190, packed=True, wild="mixed", lengths=(700, 65, 300), splits=(1, 2))
 
 
 def benches():
     """With numbers of splits that plans might choose, of equal lengths and of others."""
     draw = random.Random(5)
+    yield Case(2, 128, 8192, topk=2048, slots=True, splits=(16, 32))
+    yield Case(64, 128, 8192, topk=2048, slots=True, splits=(1,))
+    yield Case(64, 64, 8192, topk=2048, slots=True, splits=(1, 2))
+    yield Case(64, 16, 8192, topk=2048, slots=True, splits=(1, 2))
     yield Case(128, 16, 1024, splits=(1, 2, (132, 4)))
     yield Case(2, 16, 1024, splits=(4, 8, 16))
     yield Case(32, 16, 8192, splits=(4, 8, (132, 4)))
@@ -257,9 +323,34 @@ def benches():
     yield Case(1, 16, 8192, rows=1024, causal=True, splits=(1,))
 
 
+def sparse_mla(problem):
+    """FlashMLA's, which has its heads by 64."""
+    c, torch, mla = problem.case, problem.device.torch, libraries.find_flash_mla_sparse()
+    if mla is None:
+        return {}
+    q, entries = problem.q, problem.entries.view(-1, 1, c.topk)
+    if c.heads % 64:
+        q = torch.cat([q, q.new_zeros(q.shape[0], -c.heads % 64, D)], 1)
+
+    def launch(i):
+        return mla(q, problem.pools[i % len(problem.pools)].view(-1, 1, D), entries, c.scale, DV, None, None, None)
+    try:
+        got = launch(0)[0][:, :c.heads].float()
+        problem.launcher(LATENT, 1)(0)
+        torch.cuda.synchronize()
+        apart = ((got - problem.o.float()).norm() / got.norm()).item()
+    except Exception as error:  # pylint: disable=broad-except
+        print(f"FlashMLA: {str(error)[:300]}", flush=True)
+        return {}
+    print(f"{c}: apart from FlashMLA by {apart:.1e}", flush=True)
+    return {"FlashMLA": launch}
+
+
 def others(problem):
     """Launches of other libraries."""
     c, torch, found = problem.case, problem.device.torch, {}
+    if c.topk:
+        return sparse_mla(problem)
     flash, mla = libraries.find_flash_attention_3(), libraries.find_flash_mla()
     q_rest, q_values = problem.q[..., DV:].contiguous(), problem.q[..., :DV].contiguous()
     used, table = problem.used, problem.table.clamp(0, len(problem.pools[0]) - 1).contiguous()

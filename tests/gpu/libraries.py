@@ -28,6 +28,14 @@ def find_flash_mla():
     return torch.ops._flashmla_C.dense_decode_fwd
 
 
+def find_flash_mla_sparse():
+    """FlashMLA's sparse_prefill_fwd as vLLM ships it, or None."""
+    if find_flash_mla() is None:
+        return None
+    import torch
+    return torch.ops._flashmla_C.sparse_prefill_fwd
+
+
 def find_flash_attention_4():
     """flash_attn_func of FlashAttention-4, or None."""
     try:

@@ -454,6 +454,22 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 			return this->base + x * this->stride_seq + dim * this->stride_dim;
 		return this->in_page(page_of(x), x % this->page_size, dim);
 	}
+
+	/* For whoever looks ahead, of what named() says: the page table's word, and with that where
+	 * the row begins. */
+	METHOD i32 word_of(i32 x) const
+	{
+		return PAGED && this->page_size && !are_slots && x >= 0 ? this->entry_of(x) : 0;
+	}
+	METHOD const Storage *begin_of(i32 x, i32 word) const
+	{
+		if (x < 0)
+			return this->base;
+		if (!PAGED || !this->page_size)
+			return this->base + x * this->stride_seq;
+		return this->in_page(are_slots ? x / this->page_size : this->page_at(word),
+				     x % this->page_size, 0);
+	}
 };
 
 /* Keys that are latents of fp8 (ABI_KV_LATENT_FP8), and values that are their first elements:

@@ -19,6 +19,10 @@
  *
  * In pages a tile comes in boxes of as many rows as divide both a tile's and a page's, as in
  * fwd_wgmma.h. Each loading warp brings slabs of its own and looks up all pages of a tile.
+ *
+ * Keys that a row of queries has chosen (CHOSEN) lie anywhere, and loading warps copy them by 16
+ * bytes to where boxes would have put them, a quarter of a tile's rows each. What an entry does not
+ * name is zeros, and a bit of a word that the first warpgroup hides scores by.
  */
 #ifndef FMHA_GPU_FWD_LATENT_H
 #define FMHA_GPU_FWD_LATENT_H
@@ -40,6 +44,7 @@ template <class C> struct ForwardLatent {
 	static_assert(C::TILE_N == 64, "its weights are handed over in four chunks a lane");
 	static_assert(C::PACK && !C::DROPOUT && C::BIAS == BIAS_NONE, "rows of several heads");
 	static_assert(C::PART_V == HALF, "as ForwardOutput takes results");
+	static_assert(!C::CHOSEN || (!C::MASK && !C::SHARES), "splits that were cut, and no mask");
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef RegTile<Core, 1, TD> Sums;
 	typedef WgmmaValues<Core, Element, TN, TD> Values;
@@ -61,12 +66,16 @@ template <class C> struct ForwardLatent {
 	static const int N_BARRIERS = 2 * PARTS * STAGES, SHARES_AT = BARRIERS_AT + N_BARRIERS * 8,
 			 LDS = SHARES_AT + THREADS / FMHA_WAVE * 32;
 	static_assert(SHARES_AT % 16 == 0, "four words at once");
+	/* CHOSEN: which keys of a tile there are, a word a loading warp; shares have it else. */
+	static const int THERE_AT = SHARES_AT, GATHERED = C::TILE_N / GROUP_WARPS;
+	static_assert(GATHERED == 16, "a word for each chunk of scores");
 	static_assert(LDS <= lds_latent(C::cut(C::TILE_M, C::TILE_N)) &&
 			      lds_latent(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES,
 		      "the host asks lds.h, too");
 
 	/* As in fwd_wgmma.h: together no more than the block was launched with. */
-	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8, LOADER_REGISTERS = 40;
+	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8,
+			 LOADER_REGISTERS = C::CHOSEN ? 72 : 40;
 	static const int PRODUCT_REGISTERS =
 		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
 
@@ -117,6 +126,22 @@ template <class C> struct ForwardLatent {
 			barrier_arrive(empty(part, stage));
 	}
 
+	/* Of boxes a lane's of each warp that asks for some. Chosen keys: every lane's own copies,
+	 * and with the left half the words. */
+	METHOD static constexpr i32 arrivals(int part)
+	{
+		if (C::CHOSEN)
+			return GROUP_THREADS + (part == LEFT ? GROUP_WARPS : 0);
+		return part == BEHIND ? 1 : GROUP_WARPS;
+	}
+	/* What warps copied by themselves products see behind a fence. */
+	METHOD void wait_full(i32 part, const Ring &ring) const
+	{
+		barrier_wait(full(part, ring.stage), ring.parity);
+		if (C::CHOSEN)
+			fence_async();
+	}
+
 	METHOD void make_barriers() const
 	{
 		if (thread_id() == 0) {
@@ -124,8 +149,7 @@ template <class C> struct ForwardLatent {
 			for (int i = 0; i < STAGES; i++)
 				UNROLL
 				for (int part = 0; part < PARTS; part++) {
-					barrier_init(full(part, i),
-						     part == BEHIND ? 1 : GROUP_WARPS);
+					barrier_init(full(part, i), arrivals(part));
 					barrier_init(empty(part, i), GROUP_WARPS);
 				}
 			barrier_publish();
@@ -261,6 +285,99 @@ template <class C> struct ForwardLatent {
 		});
 	}
 
+	/* ---- the same of chosen keys ---- */
+
+	METHOD u32 there_at(i32 stage) const { return lds + THERE_AT + stage * GROUP_WARPS * 4; }
+
+	/* What the lane's row of a tile's quarter is: two lanes look at each. */
+	template <class View> METHOD i32 find_chosen(const View &view, i32 column) const
+	{
+		i32 e = column + warp * GATHERED + lane_id() % GATHERED;
+
+		return e >= band.begin && e < band.end ? view.named(e) : -1;
+	}
+
+	/* Eight lanes copy 128 bytes of a row: of every fourth row those that the lane copies, and
+	 * bits of the sixteen that there are. */
+	static const int AT_ONCE = FMHA_WAVE / 8, TURNS = GATHERED / AT_ONCE;
+	struct Rows {
+		u64 begin[TURNS];
+		u32 there;
+	};
+	METHOD static Rows spread(u64 begin, bool is_there)
+	{
+		Rows rows;
+
+		rows.there = __ballot_sync(0xffffffffu, is_there) & 0xffff;
+		UNROLL
+		for (int i = 0; i < TURNS; i++) {
+			i32 from = i * AT_ONCE + lane_id() / 8;
+
+			rows.begin[i] = (u64)shuffle_word((u32)(begin >> 32), from) << 32 |
+					shuffle_word((u32)begin, from);
+		}
+		return rows;
+	}
+
+	METHOD void gather_slabs(i32 part, int from, int to, const Ring &ring,
+				 const Rows &rows) const
+	{
+		i32 chunk = lane_id() % 8, row = lane_id() / 8;
+		u32 at = k_tile(ring.stage) + from * SLAB +
+			 (warp * GATHERED + row) * SLAB_WIDTH + (chunk ^ row) * 16;
+		i32 dim = from * SLAB_COLUMNS + chunk * 8;
+
+		barrier_wait(empty(part, ring.stage), ring.parity);
+		UNROLL
+		for (int slab = 0; slab < to - from; slab++, dim += SLAB_COLUMNS)
+			UNROLL
+			for (int i = 0; i < TURNS; i++) {
+				bool valid = rows.there >> (i * AT_ONCE + row) & 1 &&
+					     dim < block.a.hdim_q;
+
+				/* four rows on, which the swizzle knows by one bit */
+				copy_async_16((at ^ i % 2 * 64) + slab * SLAB +
+						      i * AT_ONCE * SLAB_WIDTH,
+					      (const char *)rows.begin[i] + dim * 2, valid);
+			}
+		if (part == LEFT && lane_id() == 0) {
+			store_shared(there_at(ring.stage) + warp * 4, bits_to_float(rows.there));
+			barrier_arrive(full(part, ring.stage));
+		}
+		barrier_arrive_copied(full(part, ring.stage));
+	}
+
+	/* Entries are read two tiles ahead, words of page tables one. */
+	METHOD void gather()
+	{
+		const typename Block::Keys view = block.keys();
+		Ring ring = {0, 1};
+
+		each_piece([&](const ColumnTiles &tiles) {
+			i32 n = tiles.count - 1, x = -1, next = -1, word;
+
+			if (n >= 0)
+				x = find_chosen(view, tiles.column(n));
+			if (n >= 1)
+				next = find_chosen(view, tiles.column(n - 1));
+			word = view.word_of(x);
+			NO_UNROLL
+			for (; n >= 0; n--) {
+				const Rows rows = spread((u64)view.begin_of(x, word), x >= 0);
+
+				x = next;
+				word = view.word_of(x);
+				next = n > 1 ? find_chosen(view, tiles.column(n - 2)) : -1;
+				gather_slabs(BEHIND, REST, SLABS, ring, rows);
+				gather_slabs(LEFT, 0, HALF_SLABS, ring, rows);
+				gather_slabs(RIGHT, HALF_SLABS, REST, ring, rows);
+				ring.next();
+			}
+		});
+		copy_async_commit();
+		copy_async_wait();
+	}
+
 	/* ---- both warpgroups of products ---- */
 
 	METHOD i32 wave_row() const { return block.tile_row + warp * 16; }
@@ -307,7 +424,7 @@ template <class C> struct ForwardLatent {
 		i32 begin = reach.first_value(band, column) - column,
 		    end = reach.end_of_values(band) - column;
 
-		if (begin <= 0 && end >= C::TILE_N)
+		if (C::CHOSEN || (begin <= 0 && end >= C::TILE_N))
 			return;
 		i32 thread = thread_id() % GROUP_THREADS;
 		u32 to = k_tile(stage) + (group * HALF_SLABS + thread / 32) * SLAB +
@@ -400,15 +517,15 @@ template <class C> struct ForwardLatent {
 	METHOD void start_scores(Scores &s, const Ring &ring) const
 	{
 		settle(s.t[0]);
-		barrier_wait(full(BEHIND, ring.stage), ring.parity);
+		wait_full(BEHIND, ring);
 		start_slabs(s, ring.stage, REST, SLABS, false);
-		barrier_wait(full(LEFT, ring.stage), ring.parity);
+		wait_full(LEFT, ring);
 		start_slabs(s, ring.stage, 0, HALF_SLABS, true);
 		wgmma_commit();
 	}
 	METHOD void finish_scores(Scores &s, const Ring &ring) const
 	{
-		barrier_wait(full(RIGHT, ring.stage), ring.parity);
+		wait_full(RIGHT, ring);
 		start_slabs(s, ring.stage, HALF_SLABS, REST, true);
 		wgmma_commit();
 		wgmma_wait<0>();
@@ -441,15 +558,34 @@ template <class C> struct ForwardLatent {
 		}
 	}
 
+	/* CHOSEN: of entries that name no key. */
+	METHOD void hide_absent(Scores &s, i32 stage) const
+	{
+		u32 there[TN];
+
+		load_shared_16(there_at(stage), there);
+		if ((there[0] & there[1] & there[2] & there[3]) == 0xffff)
+			return;
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (!(there[n] >> Core::column(0) >> (e % 2 + e / 4 * 8) & 1))
+					s.t[0][n].x[e] = minus_infinity();
+	}
+
 	/* Scores become weights, but for their rounding; what was summed so far takes the factor. */
-	METHOD void weigh(Scores &s, i32 column, const Reach<C> &reach, RowVector<Core, 1> &factor)
+	METHOD void weigh(Scores &s, i32 stage, i32 column, const Reach<C> &reach,
+			  RowVector<Core, 1> &factor)
 	{
 		const typename Block::Keys keys = {}; /* of no factors, nobody asks it */
 
 		factor.fill(1.0f);
 		if (C::LOGITS)
 			Steps{block, keys, modifiers}.make_logits(s, wave_row(), column);
-		if (reach.is_masked(band, column))
+		if constexpr (C::CHOSEN)
+			hide_absent(s, stage);
+		else if (reach.is_masked(band, column))
 			mask(s, column);
 		if (Rule::update(rows, s, modifiers.unit, &factor))
 			scale_rows(o, factor);
@@ -481,7 +617,7 @@ template <class C> struct ForwardLatent {
 		named_sync(QUERY_BARRIER, 2 * GROUP_THREADS);
 		start_scores(s, ring);
 		finish_scores(s, ring);
-		weigh(s, tiles.column(tiles.count - 1), reach, factor);
+		weigh(s, ring.stage, tiles.column(tiles.count - 1), reach, factor);
 		p = Values::round(s);
 		NO_UNROLL
 		for (i32 n = tiles.count - 1; n > 0; n--) {
@@ -498,7 +634,7 @@ template <class C> struct ForwardLatent {
 			release(LEFT, stage);
 			finish_scores(s, ring);
 			pair_arrive(TURN_BARRIER);
-			weigh(s, tiles.column(n - 1), reach, factor);
+			weigh(s, ring.stage, tiles.column(n - 1), reach, factor);
 			p = Values::round(s);
 		}
 		hand_over(p, factor);
@@ -591,7 +727,7 @@ template <class C> struct ForwardLatent {
 			pair_sync(TURN_BARRIER);
 			/* Behind that, so that the next turn comes after this one. */
 			pair_arrive(EMPTY_BARRIER);
-			barrier_wait(full(RIGHT, ring.stage), ring.parity);
+			wait_full(RIGHT, ring);
 			clear_unseen(1, ring.stage, tiles.column(n));
 			start_output(p, 1, ring.stage);
 			wgmma_wait<0>();
@@ -632,7 +768,10 @@ template <class C> struct ForwardLatent {
 			return;
 		if (wave >= GROUPS * GROUP_WARPS) {
 			give_registers<LOADER_REGISTERS>();
-			load(k);
+			if constexpr (C::CHOSEN)
+				gather();
+			else
+				load(k);
 		} else if (wave >= GROUP_WARPS) {
 			take_registers<PRODUCT_REGISTERS>();
 			multiply_second();
@@ -643,8 +782,18 @@ template <class C> struct ForwardLatent {
 	}
 };
 
-/* Behind the arguments the map that gpu_maps.c describes. */
 #define FMHA_OWN_ENTRY
+#if FMHA_CHOSEN
+extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
+	FMHA_ENTRY(const abi_fwd_args args)
+{
+	FMHA_LDS;
+	ForwardLatent<Config> kernel(args);
+
+	kernel.run(lds, TensorMap()); /* which nobody looks at */
+}
+#else
+/* Behind the arguments the map that gpu_maps.c describes. */
 extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap k)
 {
@@ -653,5 +802,6 @@ extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 
 	kernel.run(lds, k);
 }
+#endif
 
 #endif

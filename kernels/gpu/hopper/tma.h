@@ -39,6 +39,11 @@ DEV void barrier_expect(u32 at, i32 bytes)
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
 		     : "memory");
 }
+/* Once all that this thread copied by copy_async has come: an arrival that the barrier counts. */
+DEV void barrier_arrive_copied(u32 at)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
 /*
  * Until the phase of this parity is over. It ends: memory of the block is nobody else's, every role
  * of a loop goes through the same steps in the same order, waits for arrivals of steps before its

@@ -545,8 +545,11 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "is no loop over keys";
 	if (gpu_pipelines[t->pipeline].pack && traits->dropout)
 		return "packs heads, and has no dropout";
-	if (traits->chosen && (!gpu_pipelines[t->pipeline].pack || t->pipeline >= GPU_WGMMA))
+	if (traits->chosen && (!gpu_pipelines[t->pipeline].pack ||
+			       (t->pipeline >= GPU_WGMMA && t->pipeline != GPU_LATENT)))
 		return "has all keys of a sequence";
+	if (traits->chosen && t->pipeline == GPU_LATENT && (traits->mask || traits->shares))
+		return "finds chosen keys without a mask, in splits that were cut";
 	if (traits->narrow &&
 	    (t->pipeline >= GPU_WGMMA || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
 		return "does not read caches narrower than their queries";

@@ -157,6 +157,8 @@ static const char *maps_check_pages(const struct gpu_kernel *kernel, const struc
 		return "pages are no power of two";
 	if (a->sequences.leftpad_k && (by_boxes || by_rows || a->bias.data))
 		return "left padding in pages";
+	if (by_boxes && a->chosen.n > 0)
+		return NULL;
 	if (by_boxes)
 		return lds_wgmma_box(kernel->tile.tile_n, c->page_size) % 8
 			       ? "pages are not whole runs of 8 keys"
@@ -203,7 +205,8 @@ static const char *amd_maps(const struct gpu_kernel *kernel, const struct abi_fw
 	return why ? why : check_rows(v, a, tile->tile_n, record);
 }
 
-/* Values are where keys are; Q goes through registers, by chunks. */
+/* Values are where keys are; Q goes through registers, by chunks, and each key that a row has
+ * chosen by copies of its own. */
 static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 			       const struct operand *q, const struct operand *k,
 			       const struct operand *o, struct launch_record *record)
@@ -216,7 +219,10 @@ static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi
 	if (!why && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)
-		why = add_map(k, a, lds_wgmma_box(tile->tile_n, a->cache.page_size), record);
+		why = a->chosen.n > 0
+			      ? check_output(k, a, record)
+			      : add_map(k, a, lds_wgmma_box(tile->tile_n, a->cache.page_size),
+					record);
 	if (!why)
 		why = check_output(q, a, record);
 	return why ? why : check_output(o, a, record);

@@ -226,6 +226,30 @@ static void hopper_sums_dq_in_tiles(void **state)
 	release(&f);
 }
 
+/* Whatever number of heads: their tiles have heads of one row of queries. */
+static void hopper_has_a_loop_for_chosen_latents(void **state)
+{
+	static const int32_t heads[] = {8, 16, 64, 128};
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.hdim_q = 576, f.problem.hdim_v = 512;
+		f.problem.nhead_q = heads[i], f.problem.nhead_k = 1;
+		f.problem.v_in_k = true;
+		f.problem.n_splits = 1;
+		f.problem.topk = 256;
+		fixture_add(&f, FMHA_T_INDICES, FMHA_I32);
+		f.problem.v = (struct fmha_tensor){0};
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_latent");
+		release(&f);
+	}
+}
+
 /* Few heads or many, in pages or not; what that loop has not another one does. */
 static void hopper_has_a_loop_for_latents(void **state)
 {
@@ -1309,6 +1333,7 @@ int main(void)
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
+		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(cpu_tiles_balance_threads),
 		cmocka_unit_test(few_rows_are_not_packed_for),

@@ -341,11 +341,17 @@ static void decode_shares_all_keys(void **state)
 /* One tile, of heads of one size, with the features that latents come with. */
 static void latents_fill_hopper(void **state)
 {
-	static const struct traits others[] = {
-		{.dtype = ABI_BF16, .bias = 1},      {.dtype = ABI_BF16, .softcap = 1},
-		{.dtype = ABI_BF16, .descale = 1},   {.dtype = ABI_BF16, .dropout = 1},
-		{.dtype = ABI_BF16, .chosen = 1},    {.dtype = ABI_BF16, .narrow = 1},
-		{.dtype = ABI_BF16, .mask_data = 1}, {.dtype = ABI_E4M3}};
+	static const struct traits others[] = {{.dtype = ABI_BF16, .bias = 1},
+					       {.dtype = ABI_BF16, .softcap = 1},
+					       {.dtype = ABI_BF16, .descale = 1},
+					       {.dtype = ABI_BF16, .dropout = 1},
+					       {.dtype = ABI_BF16, .mask_data = 1},
+					       {.dtype = ABI_BF16, .narrow = 1},
+					       {.dtype = ABI_E4M3},
+					       {.dtype = ABI_BF16, .chosen = 1, .mask = 1}};
+	const struct traits chosen = {.dtype = ABI_BF16, .paged = 1, .chosen = 1},
+			    chosen_shares = {
+				    .dtype = ABI_BF16, .paged = 1, .chosen = 1, .shares = 1};
 	const struct traits shared = {.dtype = ABI_F16, .mask = 1, .paged = 1, .shares = 1};
 	const struct gpu_tile latents = {GPU_LATENT, 64, 64, 576, 512, 4, 2, 1};
 	struct gpu_tile tile = latents;
@@ -356,6 +362,9 @@ static void latents_fill_hopper(void **state)
 	assert_int_equal(k.block[0], 3 * 128);
 	assert_true(k.lds_bytes > 3 * 64 * 576 * 2 && k.lds_bytes <= 227 * 1024);
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &latents, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_PAGEDKV, &chosen, &latents, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen, &latents, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen_shares, &latents, &k), 1);
 	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &latents, &k), 1);
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
 		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &latents, &k), 1);

@@ -341,6 +341,11 @@ static void latents_have_one_map(void **state)
 	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
 	a.cache.page_size = 1;
 	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.chosen.n = 100; /* rows that chunks are copied of: no box, and any page */
+	assert_null(gpu_kernel_maps(&latent, &a, &record));
+	assert_int_equal(record.n_maps, 0);
+	assert_int_equal(record.n_aligned, 3);
+	a.chosen.n = 0;
 	a.cache.page_size = 64;
 	a.q.data = memory + 4;
 	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
