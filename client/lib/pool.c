@@ -11,8 +11,6 @@
 
 #include <proto/page_numbers.h>
 
-#define GRANULE ((uint64_t)2 << 20)
-
 struct fmha_pool {
 	struct fmha_client *client;
 	uint64_t generation; /* of the connection that has it open */
@@ -29,25 +27,18 @@ static uint64_t pool_bytes(const struct fmha_pool *pool)
 	return pool->info.page_bytes * pool->info.n_pages;
 }
 
-/* What drivers map is a multiple of it. */
-static uint64_t whole_granules(uint64_t bytes)
-{
-	return (bytes + GRANULE - 1) / GRANULE * GRANULE;
-}
-
-/* Maps what the daemon has answered, which is believed as far as the file is that large. */
+/* Maps what the daemon has answered, which is believed as far as the file is that large; of a GPU's memory its driver says so. */
 static int map_pool(struct fmha_pool *pool, struct fmha_error *err)
 {
 	struct stat st;
 
-	if (pool->on_gpu && pool->fd >= 0 && pool->info.n_pages > 0 && pool->info.page_bytes > 0 &&
-	    pool->info.page_bytes <= INT64_MAX / pool->info.n_pages)
+	if (pool->fd < 0 || pool->info.n_pages == 0 || pool->info.page_bytes == 0 ||
+	    pool->info.page_bytes > INT64_MAX / pool->info.n_pages)
+		return fmha_error_set(err, FMHA_EPROTO, "pool: no memory came, or no pages");
+	if (pool->on_gpu)
 		return 0;
-	if (pool->on_gpu || pool->info.n_pages == 0 || pool->info.page_bytes == 0 ||
-	    pool->info.page_bytes > INT64_MAX / pool->info.n_pages || fstat(pool->fd, &st) < 0 ||
-	    (uint64_t)st.st_size != pool_bytes(pool))
-		return fmha_error_set(err, FMHA_EPROTO,
-				      "pool: no memory came, or not of the size said");
+	if (fstat(pool->fd, &st) < 0 || (uint64_t)st.st_size != pool_bytes(pool))
+		return fmha_error_set(err, FMHA_EPROTO, "pool: the file is not of the size said");
 	pool->data = mmap(NULL, pool_bytes(pool),
 			  PROT_READ | (pool->info.read_only ? 0 : PROT_WRITE), MAP_SHARED, pool->fd,
 			  0);
@@ -98,6 +89,9 @@ int fmha_pool_open(struct fmha_client *client, const struct fmha_pool_options *o
 	if (r == 0)
 		r = client_copy_name(params.layout, sizeof(params.layout),
 				     options->layout ? options->layout : "", "layout", err);
+	if (r == 0 && options->device && options->device->client != client)
+		r = fmha_error_set_field(err, FMHA_EINVAL, "device",
+					 "the device was opened by another client");
 	if (r == 0 && options->device)
 		r = fmha_device_info(options->device, &info, err);
 	if (r < 0)
@@ -289,7 +283,7 @@ int fmha_pool_memory(const struct fmha_pool *pool, struct fmha_memory *ret_memor
 	*ret_memory = (struct fmha_memory){.struct_size = sizeof(*ret_memory),
 					   .kind = FMHA_MEMORY_VMM_FD,
 					   .fd = pool->fd,
-					   .size = whole_granules(pool_bytes(pool))};
+					   .size = proto_device_bytes(pool_bytes(pool))};
 	return 0;
 }
 

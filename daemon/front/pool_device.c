@@ -11,13 +11,6 @@
 #include <proto/error.h>
 #include <proto/page_numbers.h>
 
-#define GRANULE ((uint64_t)2 << 20) /* drivers map multiples of it */
-
-uint64_t pool_device_bytes(uint64_t bytes)
-{
-	return (bytes + GRANULE - 1) / GRANULE * GRANULE;
-}
-
 int pool_device_check(struct front *front, const struct proto_pool_open_params *params,
 		      struct worker_slot **ret_slot, struct fmha_error *err)
 {
@@ -75,7 +68,7 @@ bool pool_device_clear(const struct pool *pool, const uint32_t *pages, uint32_t 
 {
 	struct proto_worker_clear_params params = {
 		.uid = pool->account->uid,
-		.size = pool_device_bytes(pool->page_bytes * pool->n_pages),
+		.size = proto_device_bytes(pool->page_bytes * pool->n_pages),
 		.page_bytes = pool->page_bytes};
 	int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);
 

@@ -54,7 +54,6 @@ static inline bool pool_is_being_made(const struct pool *pool)
 }
 
 /* pool_device.c */
-uint64_t pool_device_bytes(uint64_t bytes); /* what a pool of so many takes */
 int pool_device_check(struct front *front, const struct proto_pool_open_params *params,
 		      struct worker_slot **ret_slot, struct fmha_error *err);
 /* pools.made() comes. Return: 0, FMHA_EBUSY: it does not. */

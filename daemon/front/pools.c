@@ -207,7 +207,7 @@ static int pool_new(struct client *client, const struct proto_pool_open_params *
 		return r;
 	bytes = params->n_pages * params->page_bytes;
 	if (slot)
-		bytes = pool_device_bytes(bytes);
+		bytes = proto_device_bytes(bytes);
 	charged = bytes + kvpool_cost(params->n_pages);
 	if (params->n_spill > 0) {
 		charged += pool_file_cost(params->n_pages, params->n_spill);
@@ -824,6 +824,14 @@ static int on_close(struct client *client, uint32_t id, const struct proto_pool_
 	return 0;
 }
 
+static int check_made(const struct pool *pool, struct fmha_error *err)
+{
+	if (!pool_is_being_made(pool))
+		return 0;
+	return fmha_error_set_field(err, FMHA_EBUSY, "name", "pool \"%s\" is being made",
+				    pool->name);
+}
+
 static int on_drop(struct client *client, uint32_t id, const struct proto_pool_drop_params *params,
 		   struct fmha_error *err)
 {
@@ -833,9 +841,8 @@ static int on_drop(struct client *client, uint32_t id, const struct proto_pool_d
 	if (!pool && !(is_name(params->name) && pool_file_drop(pools, client->uid, params->name)))
 		return fmha_error_set_field(err, FMHA_ENOENT, "name",
 					    "this user has no pool \"%s\"", params->name);
-	if (pool && pool_is_being_made(pool))
-		return fmha_error_set_field(err, FMHA_EBUSY, "name", "pool \"%s\" is being made",
-					    pool->name);
+	if (pool && check_made(pool, err) < 0)
+		return err->code;
 	if (pool && pool->n_open > 0)
 		return fmha_error_set_field(err, FMHA_EBUSY, "name",
 					    "%u connections have pool \"%s\" open", pool->n_open,
@@ -863,6 +870,9 @@ static int on_share(struct client *client, uint32_t id,
 		return fmha_error_set_field(err, FMHA_ENOTSUP, "access",
 					    "who has a GPU's memory chooses whether it is "
 					    "written: nobody can be let in to read only");
+	/* So that nobody waits for it whom its owner may put out meanwhile. */
+	if (check_made(pool, err) < 0)
+		return err->code;
 	/* What that user could do until now ends; what is mapped stays mapped. */
 	pool_share_end(pool, params->uid);
 	list_for_each_entry(struct pool_user, user, &pool->open, in_open) {

@@ -7,16 +7,10 @@
 #include "worker.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include <proto/cleanup.h>
 #include <proto/error.h>
 #include <proto/page_numbers.h>
-
-#include <base/clock.h>
-
-#define CALL_NS (10 * NS_PER_S)
 
 struct lasting {
 	struct offload offload;
@@ -24,8 +18,7 @@ struct lasting {
 	struct account *account;
 	uint32_t id; /* of the front's request */
 	enum proto_method method;
-	uint64_t size;
-	struct proto_worker_clear_params pages; /* of WORKER_CLEAR */
+	struct proto_worker_clear_params what; /* of WORKER_MEMORY the size alone */
 	int fd; /* in: of what is cleared; out: of what was made; -1: none */
 	int result;
 	struct fmha_error error;
@@ -44,9 +37,9 @@ static void lasting_free(struct lasting *lasting)
 
 static int clear(struct device *device, struct lasting *lasting)
 {
-	const struct proto_worker_clear_params *pages = &lasting->pages;
+	const struct proto_worker_clear_params *pages = &lasting->what;
 	const struct device_memory_source source = {
-		.kind = PROTO_VMM_FD, .fd = lasting->fd, .size = lasting->size};
+		.kind = PROTO_VMM_FD, .fd = lasting->fd, .size = pages->size};
 	struct device_memory memory;
 	int r = device_memory_import(device, &source, &memory, &lasting->error);
 
@@ -70,7 +63,7 @@ static void lasting_run(struct offload *offload)
 		lasting->result = clear(device, lasting);
 		return;
 	}
-	lasting->result = device_memory_create(device, lasting->size, &memory, &lasting->fd,
+	lasting->result = device_memory_create(device, lasting->what.size, &memory, &lasting->fd,
 					       &lasting->error);
 	/* The descriptor keeps it. */
 	if (lasting->result == 0)
@@ -128,7 +121,7 @@ static int lasting_start(struct worker *worker, uint32_t uid, const struct lasti
 	lasting->account = account;
 	lasting->offload = (struct offload){.owner = account,
 					    .user = account,
-					    .timeout_ns = CALL_NS,
+					    .timeout_ns = DEVICE_CALL_NS,
 					    .run = lasting_run,
 					    .done = lasting_done,
 					    .late = lasting_late,
@@ -147,7 +140,7 @@ int lasting_memory_make(struct worker *worker, uint32_t id,
 			const struct proto_worker_memory_params *params, struct fmha_error *err)
 {
 	const struct lasting wanted = {
-		.id = id, .method = PROTO_WORKER_MEMORY, .size = params->size, .fd = -1};
+		.id = id, .method = PROTO_WORKER_MEMORY, .what = {.size = params->size}, .fd = -1};
 
 	return lasting_start(worker, params->uid, &wanted, err);
 }
@@ -156,11 +149,8 @@ int lasting_memory_clear(struct worker *worker, uint32_t id,
 			 const struct proto_worker_clear_params *params, int *fd,
 			 struct fmha_error *err)
 {
-	struct lasting wanted = {.id = id,
-				 .method = PROTO_WORKER_CLEAR,
-				 .size = params->size,
-				 .pages = *params,
-				 .fd = *fd};
+	struct lasting wanted = {
+		.id = id, .method = PROTO_WORKER_CLEAR, .what = *params, .fd = *fd};
 	int r;
 
 	if (*fd < 0 || params->pages_bytes % PROTO_PAGE_NUMBER_BYTES != 0)

@@ -23,10 +23,14 @@
 
 #include <uv.h>
 
+#include <base/clock.h>
 #include <base/doing.h>
 #include <base/list.h>
 #include <base/spinner.h>
 #include <device/device.h>
+
+#define DEVICE_CALL_NS                                                                             \
+	(10 * NS_PER_S) /* what a driver gets for making memory, and for taking it back */
 
 /* Part of the caller's own struct. The caller fills in the first part; all of it is the offloads'
  * from offload_start() until one of done() and undo(). */

@@ -192,7 +192,9 @@ def test_a_pool_of_a_card_by_the_library(daemon):
         name = ffi.new("char[]", b"own")
         own = open_pool(None)
         told["own"] = refusal(lambda: lib.fmha_pool_memory(own, memory, error))
+        other = fmha.Client()
+        told["other"] = refusal(lambda: open_pool(other.device(1), 0) and 0)
         print(json.dumps(told))
     """)
     assert found == {"bytes": 2 * MIB, "data": True, "elsewhere": [["ENOTSUP", "device"]] * 2, "second": "page 1", "kept": "page 1",
-                     "where": [["EINVAL", "on_device"]] * 2, "own": ["ENOTSUP", "pool"]}
+                     "where": [["EINVAL", "on_device"]] * 2, "own": ["ENOTSUP", "pool"], "other": ["EINVAL", "device"]}

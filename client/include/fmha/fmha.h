@@ -699,9 +699,9 @@ struct fmha_pool_options {
 		n_spill; /* pages of a file that a new pool has besides, which outlives the daemon: sealed
 			   * pages are copied to it in the background; 0: none */
 	uint32_t reserved;
-	struct fmha_device
-		*device; /* a GPU, in whose memory it lies: it has no file then, and is shared
-				     * with who may write it or with nobody; NULL: the machine's; borrowed */
+	/* A GPU, in whose memory it lies, opened by this very client: it has no file then, and is shared with
+	 * who may write it or with nobody. NULL: the machine's memory. Borrowed. */
+	struct fmha_device *device;
 };
 
 struct fmha_pool_info {

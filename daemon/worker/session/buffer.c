@@ -14,7 +14,6 @@
 #define RELEASE_ELSEWHERE_BYTES (256u << 10) /* unmapping more takes long: 0.2 us a page */
 #define REFILL_AFTER_MS         20
 #define OPEN_HANDLE_NS          (2 * NS_PER_S)
-#define DEVICE_CALL_NS          (10 * NS_PER_S)
 
 /* ---- the end of one ---- */
 

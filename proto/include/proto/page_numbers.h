@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* page_numbers.h: numbers of a pool's pages as messages carry them (pool_pages): four bytes each, the lowest first. */
+/* page_numbers.h: numbers of a pool's pages as messages carry them (pool_pages): four bytes each, the lowest first; and what
+ * a GPU's memory they lie in takes. */
 #ifndef PROTO_PAGE_NUMBERS_H
 #define PROTO_PAGE_NUMBERS_H
 
@@ -8,6 +9,14 @@
 #include <string.h>
 
 #define PROTO_PAGE_NUMBER_BYTES 4u
+
+#define PROTO_DEVICE_GRANULE ((uint64_t)2 << 20) /* drivers map multiples of it */
+
+/* Of an allocation on a GPU that has room for @bytes, at most 2^63. */
+static inline uint64_t proto_device_bytes(uint64_t bytes)
+{
+	return (bytes + PROTO_DEVICE_GRANULE - 1) / PROTO_DEVICE_GRANULE * PROTO_DEVICE_GRANULE;
+}
 
 static inline uint32_t proto_get_page(const uint8_t *bytes, uint32_t i)
 {
