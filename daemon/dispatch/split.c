@@ -26,12 +26,13 @@
  *     2 * 5461 / 1.15 = 9,500 keys' time: 150 us (155); 4 are 256: 125 us (130).
  *
  * Latents of 16 bits have a loop of their own on Hopper (hopper/fwd_latent.h): one block a unit, which
- * takes keys at LATENT_PACE of a unit's share of memory, and all tiles of a sequence's heads read memory once. Measured on an H200, the fastest of those tried and, in
- * brackets, others: 128 sequences of 16 heads and 1,024 keys unsplit 44 us (2 splits 63), 2 of 1,024 in 16 splits 11 (8: 13), 32 of
- * 8,192 in 4 85 (8: 93), 64 of 128 heads and 4,096 keys unsplit 119, 4 of 32,768 in 16 79 (8: 116, 33: 99), 1 of
- * 65,536 in 64 50 (33: 64). Uneven ones gain nothing by shares, whose parts are merged for longer than they save: 32 of
- * 1,131 to 8,192 in 4 splits 71 (75 by shares), 64 of 515 to 2,047 in a table of 32,768 unsplit 57 (57), 8 of 128 heads of
- * 1,320 to 16,384 in 8 70 (91).
+ * takes keys at LATENT_PACE of a unit's share of memory, and all tiles of a sequence's heads read memory
+ * once. Measured on an H200, the fastest of those tried and, in brackets, others: 128 sequences of 16
+ * heads and 1,024 keys unsplit 44 us (2 splits 63), 2 of 1,024 in 16 splits 11 (8: 13), 32 of 8,192 in 4
+ * 85 (8: 93), 64 of 128 heads and 4,096 keys unsplit 119, 4 of 32,768 in 16 79 (8: 116, 33: 99), 1 of
+ * 65,536 in 64 50 (33: 64). Uneven ones gain nothing by shares, whose parts are merged for longer than
+ * they save: 32 of 1,131 to 8,192 in 4 splits 71 (75 by shares), 64 of 515 to 2,047 in a table of 32,768
+ * unsplit 57 (57), 8 of 128 heads of 1,320 to 16,384 in 8 70 (91).
  *
  * Those figures are an H200's. Of AMD's GPUs nothing was measured: a unit's share of memory is the
  * data sheet's rate by the units (spec_backend_arch), of which AMD_SHARE can be had, and a block has
@@ -151,7 +152,8 @@ static int64_t key_bytes(const struct fmha_problem *p)
 /* Whether Hopper's loop for latents may have it. */
 static bool is_latent(const struct fmha_problem *p, const struct split_device *device)
 {
-	return p->v_in_k && device->shares && fmha_dtype_bytes(p->k.dtype) == 2;
+	return p->v_in_k && p->hdim_q == 576 && p->hdim_v == 512 && device->shares &&
+	       fmha_dtype_bytes(p->k.dtype) == 2;
 }
 
 /* Bytes a microsecond that memory has for a unit. */
@@ -191,6 +193,19 @@ static double round_time(struct pace pace, int64_t blocks, int64_t units)
 	return memory > unit ? memory : unit;
 }
 
+/* What merging takes, in microseconds. */
+static double merge_us(const struct fmha_problem *p, int64_t parts,
+		       const struct split_device *device)
+{
+	int64_t rows = (int64_t)p->batch * p->nhead_k * packed_rows(p);
+
+	if (parts <= 1)
+		return 0;
+	return (device->amd_unit_rate > 0 ? AMD_COMBINE_US : COMBINE_US) + PART_US * (double)parts +
+	       (double)(rows * parts) * 2 * sizeof(float) * p->hdim_v /
+		       (unit_rate(device) * (double)device->units);
+}
+
 /* Microseconds of about @n splits. */
 static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items,
 			const struct split_device *device)
@@ -199,17 +214,11 @@ static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items,
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = UNIT_BLOCKS * units;
 	int64_t parts = ceil_div(p->seqlen_k, size), blocks = items * parts;
 	struct pace pace = pace_of(p, device);
-	double rate = unit_rate(device), us;
 
-	us = (double)(size * key_bytes(p)) / rate *
-	     ((double)(blocks / places) * round_time(pace, places, units) +
-	      round_time(pace, blocks % places, units));
-	if (parts > 1)
-		us += (device->amd_unit_rate > 0 ? AMD_COMBINE_US : COMBINE_US) +
-		      PART_US * (double)parts +
-		      (double)(items * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
-			      (rate * (double)units);
-	return us;
+	return (double)(size * key_bytes(p)) / unit_rate(device) *
+		       ((double)(blocks / places) * round_time(pace, places, units) +
+			round_time(pace, blocks % places, units)) +
+	       merge_us(p, parts, device);
 }
 
 /* The same of latents. */
@@ -219,14 +228,10 @@ static double latent_us(const struct fmha_problem *p, int64_t n, int64_t items,
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, parts = ceil_div(p->seqlen_k, size);
 	int64_t blocks = items * parts, tiles = ceil_div(packed_rows(p), TILE_ROWS);
 	double memory = (double)blocks / (double)tiles / (double)device->units;
-	double products = (double)ceil_div(blocks, device->units) / LATENT_PACE, us;
+	double products = (double)ceil_div(blocks, device->units) / LATENT_PACE;
 
-	us = (double)(size * key_bytes(p)) / UNIT_RATE * (memory > products ? memory : products);
-	if (parts > 1)
-		us += COMBINE_US + PART_US * (double)parts +
-		      (double)(p->batch * packed_rows(p) * parts) * 2 * sizeof(float) * p->hdim_v /
-			      (UNIT_RATE * (double)device->units);
-	return us;
+	return (double)(size * key_bytes(p)) / UNIT_RATE * (memory > products ? memory : products) +
+	       merge_us(p, parts, device);
 }
 
 static double split_us(const struct fmha_problem *p, int64_t n, int64_t items,
