@@ -1,54 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Multi-head latent attention beside FlashMLA and FlashAttention-3, on one card and in one process.
+"""Multi-head latent attention as a caller has it beside FlashMLA and FlashAttention-3, on one card and in one process.
 
-    FMHA_BIN=... python3 tests/gpu/latent_service.py [--peers FOLDER] [--sparse]
+    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/latent_service.py [--sparse]
 
-FOLDER is the root of vLLM's wheel (vllm/_flashmla_C.abi3.so, vllm/vllm_flash_attn). Results are compared with float64 for a small
-problem of each kind, and among the libraries for all. Times are of CUDA graphs, taken in turns; the median of rounds, us.
+The other libraries are those of libraries.py. Of each library's results two sequences are compared with float64. Times are of CUDA
+graphs, taken in turns, us; the kernels by themselves are latent.py's.
 """
 import argparse
-import importlib.util
 import math
-import os
-import statistics
 import sys
-import types
 
 import torch
 
+import libraries
+from gpu_timer import compare_graphs
+
 DENSE = [(128, 16, 1024), (2, 16, 1024), (32, 16, 8192), (64, 128, 4096), (4, 128, 32768), (1, 128, 65536)]
 SPARSE = [(2, 128, 8192), (64, 128, 8192), (64, 64, 8192), (64, 16, 8192)]  # 2,048 keys of them a row
-PAGE, LATENT, TURNING, TOPK, ROUNDS = 64, 512, 64, 2048, 9
+PAGE, LATENT, TURNING, TOPK, LAUNCHES = 64, 512, 64, 2048, 5
 SCALE = 1 / math.sqrt(192)
-
-
-def load_peers(folder):
-    """name -> function(problem), of what the folder has."""
-    found = {}
-    if not folder:
-        return found
-    for name, place in (("vllm", "vllm"), ("vllm.vllm_flash_attn", "vllm/vllm_flash_attn")):
-        module = types.ModuleType(name)
-        module.__path__ = [os.path.join(folder, place)]
-        sys.modules[name] = module
-    for name, file in (("_flashmla_C", "vllm/_flashmla_C.abi3.so"), ("_flashmla_extension_C", "vllm/_flashmla_extension_C.abi3.so")):
-        try:
-            spec = importlib.util.spec_from_file_location(name, os.path.join(folder, file))
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        except (ImportError, OSError, AttributeError) as error:
-            try:
-                torch.ops.load_library(os.path.join(folder, file))
-            except OSError:
-                print(f"{name}: {error}")
-    found["FlashMLA"] = flashmla
-    try:
-        from vllm.vllm_flash_attn import flash_attn_interface
-
-        found["FA3"] = lambda p: fa3(flash_attn_interface, p)
-    except ImportError as error:
-        print("FlashAttention-3:", error)
-    return found
 
 
 class Problem:
@@ -88,57 +59,34 @@ def ours(p):
     return lambda: fmha.mla_decode(p.q, p.cache, block_table=p.table, seqlens_k=p.used, scale=SCALE)
 
 
-def flashmla(p):
-    ops = torch.ops._flashmla_C
-    if not p.topk:
-        return lambda: ops.dense_decode_fwd(p.q, p.cache, LATENT, p.used, p.table, SCALE, True, None, None, None)[0]
-    return lambda: ops.sparse_prefill_fwd(p.q[:, 0], p.cache.flatten(0, 1), p.indices, SCALE, LATENT, None, None, None)[0][:, None]
-
-
-def fa3(interface, p):
+def flash_mla(p):
     if p.topk:
-        return None
+        sparse = libraries.find_flash_mla_sparse()
+        return sparse and (lambda: sparse(p.q[:, 0], p.cache.flatten(0, 1), p.indices, SCALE, LATENT, None, None, None)[0][:, None])
+    dense = libraries.find_flash_mla()
+    return dense and (lambda: dense(p.q, p.cache, LATENT, p.used, p.table, SCALE, True, None, None, None)[0])
+
+
+def flash_attention_3(p):
+    attend = None if p.topk else libraries.find_flash_attention_3()
     q, cache = p.q[:, 0], p.cache
-    return lambda: interface.flash_attn_varlen_func(
+    return attend and (lambda: attend(
         q=q[..., LATENT:], k=cache[..., LATENT:], v=cache[..., :LATENT], q_v=q[..., :LATENT], max_seqlen_q=1, cu_seqlens_q=p.rows,
-        max_seqlen_k=p.keys, seqused_k=p.used, block_table=p.table, softmax_scale=SCALE, causal=True, fa_version=3)[:, None]
+        max_seqlen_k=p.keys, seqused_k=p.used, block_table=p.table, softmax_scale=SCALE, causal=True, fa_version=3)[:, None])
 
 
-def captured(function):
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(5):
-            function()
-    return graph
+WAYS = {"fmhad": ours, "FlashMLA": flash_mla, "FA3": flash_attention_3}
 
 
-def in_turns(graphs):
-    times = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            start, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / 5)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def measure(p, libraries):
+def measure(p):
     functions, failed = {}, 0
-    for name, make in libraries.items():
+    for name, make in WAYS.items():
         try:
             function = make(p)
             if function is None:
                 continue
             worst = max((function()[b, 0].double() - p.exact(b)).abs().max().item() for b in range(min(p.batch, 2)))
-            functions[name] = captured(function)
+            functions[name] = lambda i, f=function: f()
         except Exception as error:  # noqa: BLE001: a library that lacks a case is one column without a number
             print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
             failed += name == "fmhad"
@@ -146,7 +94,7 @@ def measure(p, libraries):
         if worst > 2e-2:
             print(f"  {name}: off by {worst:.1e}")
             failed += name == "fmhad"
-    times = in_turns(functions)
+    times = compare_graphs(torch, functions, LAUNCHES)
     best = min((t for name, t in times.items() if name != "fmhad"), default=None)
     ratio = f"{best / times['fmhad']:.2f}" if best and "fmhad" in times else ""
     print(f"{'chosen ' if p.topk else ''}{p.batch} x {p.heads} x {p.keys}: "
@@ -156,15 +104,13 @@ def measure(p, libraries):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", default=os.environ.get("FMHA_PEERS", ""), help="a folder with vLLM's wheel")
     parser.add_argument("--sparse", action="store_true", help="keys by indices, too")
     args = parser.parse_args()
-    libraries = {"fmhad": ours, **load_peers(args.peers)}
     failed = 0
     for shape in DENSE:
-        failed += measure(Problem(*shape), libraries)
+        failed += measure(Problem(*shape))
     for shape in SPARSE if args.sparse else []:
-        failed += measure(Problem(*shape, indices=TOPK), libraries)
+        failed += measure(Problem(*shape, indices=TOPK))
     return failed
 
 

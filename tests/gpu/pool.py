@@ -6,8 +6,7 @@
 
 A model of drawn weights and the extents of one of 6 billion (32 layers, width 4,096, 32 heads on 8, bf16) generates from a prompt of so many tokens. Said are the times from a
 process being ready (weights drawn, kernels loaded by a prompt of its own) to its first token: cold, beside a living process that has
-the prefix, and after both deaths; tokens have to be the same ones. Another user's pages and what a dropped pool leaves are
-looked at, too. A short table comes last.
+the prefix, and after both deaths; tokens have to be the same ones, and what the dead had leased free again.
 """
 import argparse
 import json
@@ -149,13 +148,12 @@ def main():
         return serve(args.tokens)
     import fmhad
 
-    config, failed, rows = fmhad.gpu_config("cuda"), 0, []
+    config, failed = fmhad.gpu_config("cuda"), 0
 
     def said(what, holds, shown):
         nonlocal failed
         failed += not holds
-        rows.append(f"{what:<60} {'ok' if holds else 'FAILED':<7} {shown}")
-        print(rows[-1], flush=True)
+        print(f"{what:<60} {'ok' if holds else 'FAILED':<7} {shown}", flush=True)
 
     with fmhad.Daemon({**config, "limits": {"pool_bytes_per_uid": 8 << 30}}) as daemon:
         first = Process(daemon.socket, args.tokens)
