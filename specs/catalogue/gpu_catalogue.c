@@ -21,12 +21,10 @@
 #define ALL            (SPEC_BIT(SPEC_FP32) | HALF | FP8)
 #define NOT_FP8        (SPEC_BIT(SPEC_FP32) | HALF)
 
-/* General loops bring keys of 8 bits in as they widen them; the others have one type. */
-#define WIDENS(pipeline) ((pipeline) < GPU_WGMMA || (pipeline) > GPU_AMD_DECODE)
 #define TILE(pipeline, cores, families, types, without, hdim, m, n, waves_m, waves_n, blocks)      \
 	{                                                                                          \
 		pipeline, families, cores, types, hdim, m, n, waves_m, waves_n, blocks,            \
-			(without) | (WIDENS(pipeline) ? 0 : WITHOUT(narrow))                       \
+			(without) | (GPU_WIDENS(pipeline) ? 0 : WITHOUT(narrow))                       \
 	}
 #define ROWS(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, FORWARD, HALF | FP8, 0, hdim, m, n, waves_m, waves_n, blocks)
@@ -107,6 +105,8 @@ static const struct spec_row kernels[] = {
 	DECODE(256, 16, 32, 1, 2),
 	DECODE(256, 32, 32, 2, 2),
 	DECODE(256, 64, 16, 4, 1),
+	DECODE(128, 16, 128, 1, 4), /* of 8 bits under queries of 16 */
+	DECODE(256, 16, 64, 1, 4),
 	DECODE_BYTES(128, 16, 128, 1, 4),
 	DECODE_BYTES(128, 32, 64, 1, 4),
 	DECODE_BYTES(128, 64, 32, 4, 1),
@@ -123,6 +123,7 @@ static const struct spec_row kernels[] = {
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 32, 1, 2),
 	TILE(GPU_LATENT, CORE(WGMMA), FORWARD, HALF, RAW | WITHOUT(descale), 576, 64, 64, 4, 2, 1),
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS(HALF, 64, 192, 96, WITHOUT(bias) | WITHOUT(dropout)), /* over keys of 8 bits */
 	WARPGROUPS(HALF, 64, 192, 64, 0),
 	WARPGROUPS(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
 	WARPGROUPS(HALF, 160, 128, 96, 0),
@@ -136,6 +137,7 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS(E4M3, 192, 128, 96, RAW),
 	WARPGROUPS(E4M3, 256, 128, 80, RAW),
 	WARPGROUPS_PAGES(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
+	WARPGROUPS_PAGES(HALF, 64, 192, 96, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS_PAGES(HALF, 64, 192, 64, 0),
 	WARPGROUPS_PAGES(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
 	WARPGROUPS_PAGES(HALF, 192, 128, 64, 0),

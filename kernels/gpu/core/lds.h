@@ -118,15 +118,17 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 
 /*
  * Hopper's forward loop, fwd_wgmma.h: tiles are slabs of 128 bytes' columns; those of K, V and a
- * bias in stages, Q's twice where there is room. 8-bit values are there in 16 bits, too.
+ * bias in stages, Q's twice where there is room. 8-bit values are there in 16 bits, too, and so are
+ * keys that are narrower than their queries: what the copy engine brings has one stage then, where
+ * there is no room for more.
  */
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
 #define LDS_WGMMA_SEEN	   96 /* what loading warps say of a mask that is data */
 struct lds_wgmma_cut {
 	struct lds_cut tile;
-	int element, bias; /* bytes; 1: a tensor of 16-bit elements */
-	int data;          /* 1: a mask that is data */
+	int element, key; /* bytes of Q's elements; of K's and V's */
+	int bias, data;   /* 1: a tensor of 16-bit elements; a mask that is data */
 };
 
 LDS_FN int lds_slabs(int rows, int row_bytes)
@@ -147,14 +149,28 @@ LDS_FN int lds_wgmma_box(int tile_n, int page_size)
 	return tile_n;
 }
 
-LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c)
+LDS_FN int lds_wgmma_is_narrow(struct lds_wgmma_cut c)
 {
-	return LDS_WGMMA_STAGES *
-		       (lds_slabs(c.tile.tile_n, c.tile.hdim_q * c.element) +
-			lds_slabs(c.tile.tile_n, c.tile.hdim_v * c.element) +
-			(c.element == 1 ? lds_slabs(c.tile.tile_n, c.tile.hdim_v * 2) : 0) +
+	return c.key < c.element;
+}
+
+LDS_FN int lds_wgmma_barriers(struct lds_wgmma_cut c)
+{
+	return LDS_WGMMA_BARRIERS + (lds_wgmma_is_narrow(c) ? 64 : 0);
+}
+
+/* @copies: stages of what the copy engine brings. */
+LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c, int copies)
+{
+	return copies * (lds_slabs(c.tile.tile_n, c.tile.hdim_q * c.key) +
+			 lds_slabs(c.tile.tile_n, c.tile.hdim_v * c.key)) +
+	       LDS_WGMMA_STAGES *
+		       ((lds_wgmma_is_narrow(c)
+				 ? lds_slabs(c.tile.tile_n, c.tile.hdim_q * c.element)
+				 : 0) +
+			(c.key == 1 ? lds_slabs(c.tile.tile_n, c.tile.hdim_v * 2) : 0) +
 			(c.bias ? lds_slabs(c.tile.tile_m, c.tile.tile_n * 2) : 0)) +
-	       LDS_WGMMA_BARRIERS + (c.data ? LDS_WGMMA_SEEN : 0);
+	       lds_wgmma_barriers(c) + (c.data ? LDS_WGMMA_SEEN : 0);
 }
 
 LDS_FN int lds_wgmma_query(struct lds_wgmma_cut c)
@@ -162,14 +178,24 @@ LDS_FN int lds_wgmma_query(struct lds_wgmma_cut c)
 	return lds_slabs(c.tile.tile_m, c.tile.hdim_q * c.element);
 }
 
+LDS_FN int lds_wgmma_copies(struct lds_wgmma_cut c, int most)
+{
+	return lds_wgmma_is_narrow(c) &&
+			       lds_wgmma_keys(c, LDS_WGMMA_STAGES) + lds_wgmma_query(c) > most
+		       ? 1
+		       : LDS_WGMMA_STAGES;
+}
+
 LDS_FN int lds_wgmma_queries(struct lds_wgmma_cut c, int most)
 {
-	return lds_wgmma_keys(c) + 2 * lds_wgmma_query(c) <= most ? 2 : 1;
+	return lds_wgmma_keys(c, lds_wgmma_copies(c, most)) + 2 * lds_wgmma_query(c) <= most ? 2
+											     : 1;
 }
 
 LDS_FN int lds_wgmma(struct lds_wgmma_cut c, int most)
 {
-	return lds_wgmma_keys(c) + lds_wgmma_queries(c, most) * lds_wgmma_query(c);
+	return lds_wgmma_keys(c, lds_wgmma_copies(c, most)) +
+	       lds_wgmma_queries(c, most) * lds_wgmma_query(c);
 }
 
 /*
@@ -187,8 +213,9 @@ LDS_FN int lds_latent(struct lds_cut c)
 }
 
 /*
- * Decode's forward loop, fwd_decode.h: Q, and tiles of K and V in a ring of stages. @most: what a
- * block may take; fewer than two stages are none.
+ * Decode's forward loop, fwd_decode.h: Q, and tiles of K and V in a ring of stages; where they are
+ * narrower than Q a factor for each of its rows. @most: what a block may take; fewer than two
+ * stages are none.
  */
 #define LDS_DECODE_STAGES 8 /* more bytes than memory needs under way */
 /* @element: bytes of one of K's and V's; one is half a column. */
@@ -198,9 +225,14 @@ LDS_FN int lds_decode_stage(struct lds_cut c, int element)
 	       lds_tile(c.core, c.tile_n, c.hdim_v * element / 2, 0, 1);
 }
 
-LDS_FN int lds_decode_stages(struct lds_cut c, int most, int element)
+LDS_FN int lds_decode_queries(struct lds_cut c, int narrow)
 {
-	int n = (most - lds_stationary(c.core, c.tile_m, c.hdim_q)) / lds_decode_stage(c, element);
+	return lds_stationary(c.core, c.tile_m, c.hdim_q) + (narrow ? c.tile_m * 4 : 0);
+}
+
+LDS_FN int lds_decode_stages(struct lds_cut c, int most, int element, int narrow)
+{
+	int n = (most - lds_decode_queries(c, narrow)) / lds_decode_stage(c, element);
 
 	return n < 2 ? 0 : n < LDS_DECODE_STAGES ? n : LDS_DECODE_STAGES;
 }
@@ -211,11 +243,10 @@ LDS_FN int lds_decode_partial(struct lds_cut c)
 	return c.tile_m * (lds_stage_stride(c.hdim_v) + 2) * 4;
 }
 
-LDS_FN int lds_decode(struct lds_cut c, int stages, int element)
+LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow)
 {
 	return lds_max(c.waves_n * lds_decode_partial(c),
-		       lds_stationary(c.core, c.tile_m, c.hdim_q) +
-			       stages * lds_decode_stage(c, element));
+		       lds_decode_queries(c, narrow) + stages * lds_decode_stage(c, element));
 }
 
 /*

@@ -10,6 +10,9 @@
  * has the even
  *          dims, the other the odd ones
  * A tile of them is one of 16-bit elements that has half as many columns.
+ *
+ * Queries of bf16 become f16, too, each row times a power of two that brings its largest element
+ * below 2^15: what that makes subnormal is below 2^-29 of it, and what it loses below 2^-39.
  */
 #ifndef FMHA_GPU_DECODE_BYTES_H
 #define FMHA_GPU_DECODE_BYTES_H
@@ -24,13 +27,13 @@ template <class C> struct BytesInF16 : C {
 };
 
 /* Widens two dims each of two keys: the first dim's two keys, and the second's. */
-DEV void widen_columns(u32 word, u32 *even, u32 *odd)
+template <class From> DEV void widen_columns(u32 word, u32 *even, u32 *odd)
 {
-	widen(__byte_perm(word, 0, 0x3120), even, odd);
+	Widening<F16, From>::widen(__byte_perm(word, 0, 0x3120), even, odd);
 }
 
-/* As multiply_abt(). */
-template <int K, class Core, int TM, int TN, class A, class B>
+/* As multiply_abt(), of keys of type From. */
+template <int K, class From, class Core, int TM, int TN, class A, class B>
 DEV void multiply_bytes_abt(RegTile<Core, TM, TN> &s, const A &a, const B &b, i32 column)
 {
 	typename A::Reader read_a(a);
@@ -44,8 +47,8 @@ DEV void multiply_bytes_abt(RegTile<Core, TM, TN> &s, const A &a, const B &b, i3
 
 			UNROLL
 			for (int half = 0; half < 2; half++) {
-				widen(y.r[half], &z.r[0], &z.r[1]);
-				widen(y.r[half + 2], &z.r[2], &z.r[3]);
+				Widening<F16, From>::widen(y.r[half], &z.r[0], &z.r[1]);
+				Widening<F16, From>::widen(y.r[half + 2], &z.r[2], &z.r[3]);
 				UNROLL
 				for (int m = 0; m < TM; m++)
 					Core::multiply(s.t[m][n], read_a(m, 2 * k + half), z);
@@ -54,7 +57,7 @@ DEV void multiply_bytes_abt(RegTile<Core, TM, TN> &s, const A &a, const B &b, i3
 }
 
 /* As multiply_ab(); dim_of() says where columns are. */
-template <class Core, int TM, int TN, int TD, class B>
+template <class From, class Core, int TM, int TN, int TD, class B>
 DEV void multiply_bytes_ab(RegTile<Core, TM, TD> &o, const OperandTile<Core, TM, TN> &p, const B &b,
 			   i32 row)
 {
@@ -68,8 +71,8 @@ DEV void multiply_bytes_ab(RegTile<Core, TM, TD> &o, const OperandTile<Core, TM,
 
 			UNROLL
 			for (int half = 0; half < 2; half++) {
-				widen_columns(y.r[2 * half], &z.r[0], &z.r[2]);
-				widen_columns(y.r[2 * half + 1], &z.r[1], &z.r[3]);
+				widen_columns<From>(y.r[2 * half], &z.r[0], &z.r[2]);
+				widen_columns<From>(y.r[2 * half + 1], &z.r[1], &z.r[3]);
 				UNROLL
 				for (int m = 0; m < TM; m++)
 					Core::multiply(o.t[m][2 * d + half], p.t[m][n], z);
@@ -122,6 +125,65 @@ DEV void put_queries(const Tile &to, const View &view, i32 first, i32 end)
 			widen(x.w[i], &low.w[i], &high.w[i]);
 		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c)) = low;
 		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c + 1)) = high;
+	}
+}
+
+/* The largest of exponents, of two of bf16. */
+DEV u32 largest_exponent(u32 most, u32 pair)
+{
+	return (u32)max_of((i32)most, max_of((i32)(pair >> 23 & 0xff), (i32)(pair >> 7 & 0xff)));
+}
+DEV u32 scale_into_f16(u32 pair, float scale)
+{
+	return F16::pack2(BF16::to_float((u16)pair) * scale,
+			  BF16::to_float((u16)(pair >> 16)) * scale);
+}
+
+/* Queries of 16 bits, laid out likewise; @factors: of each row, what its scores are to be multiplied
+ * by. The lanes of a row are neighbours. */
+template <class Element, int ROWS, int HDIM, int THREADS, class Tile, class View>
+DEV void put_wide_queries(const Tile &to, const View &view, i32 first, i32 end, float *factors)
+{
+	const int CHUNKS = HDIM / 16, WIDTH = power_of_2_from(CHUNKS);
+	static_assert(WIDTH <= FMHA_WAVE && ROWS * WIDTH % FMHA_WAVE == 0, "lanes of whole rows");
+
+	NO_UNROLL
+	for (i32 index = thread_id(); index < ROWS * WIDTH; index += THREADS) {
+		i32 r = index / WIDTH, c = index % WIDTH;
+		bool valid = first + r < end && c < CHUNKS;
+		chunk16 x = load_chunk<Element, Element>(view, first + r, c * 16, valid),
+			y = load_chunk<Element, Element>(view, first + r, c * 16 + 8, valid);
+		float factor = 1.0f;
+
+		if constexpr (SameType<Element, BF16>::value) {
+			u32 most = 0;
+
+			UNROLL
+			for (int i = 0; i < 4; i++)
+				most = largest_exponent(largest_exponent(most, x.w[i]), y.w[i]);
+			UNROLL
+			for (int lanes = 1; lanes < WIDTH; lanes *= 2)
+				most = max_of((i32)most,
+					      (i32)shuffle_word(most, lane_id() ^ lanes));
+			/* of infinity and of nearly nothing, as of the next one */
+			most = clamp((i32)most, 15, 254);
+			factor = bits_to_float((most - 14) << 23);
+			float scale = bits_to_float((268 - most) << 23);
+
+			UNROLL
+			for (int i = 0; i < 4; i++) {
+				x.w[i] = scale_into_f16(x.w[i], scale);
+				y.w[i] = scale_into_f16(y.w[i], scale);
+			}
+		}
+		if (c == 0)
+			factors[r] = factor;
+		if (c < CHUNKS) {
+			*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c)) =
+				chunk16{{x.w[0], x.w[2], y.w[0], y.w[2]}};
+			*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c + 1)) =
+				chunk16{{x.w[1], x.w[3], y.w[1], y.w[3]}};
+		}
 	}
 }
 

@@ -31,6 +31,8 @@ template <class C, bool FACTORS> struct Decode {
 	typedef typename C::Core Core;
 	typedef typename Core::Type Type; /* of the products */
 	typedef typename C::Element Element;
+	typedef typename C::KeyElement KeyElement;
+	typedef typename KeyElement::Storage KeyStorage;
 	typedef typename ForwardBlock<C>::Keys Keys;
 	static const int TM = C::TILE_M / 16 / C::WAVES_M, TN = C::TILE_N / 16 / C::WAVES_N;
 	static const int TD = C::HDIM_V / 16, TK = C::HDIM_Q / 16;
@@ -42,8 +44,9 @@ template <class C, bool FACTORS> struct Decode {
 	static const int SHARE = TN * 16;               /* keys of a tile that a team has */
 	static_assert(SHARE <= FMHA_WAVE, "a lane knows the page of a key");
 	typedef typename Core::template Stationary<TM, C::WAVES_M, C::HDIM_Q, C::THREADS> QTile;
-	static const int BYTES = sizeof(typename Element::Storage);
-	static const bool NARROW = BYTES == 1;
+	static const int BYTES = sizeof(KeyStorage);
+	static const bool NARROW = BYTES == 1,
+			  BELOW = !SameType<Element, KeyElement>::value; /* queries of 16 bits */
 	typedef typename Core::template Tile<SHARE, C::HDIM_Q * BYTES / 2, TEAM, true, false> KTile;
 	typedef typename Core::template Tile<SHARE, C::HDIM_V * BYTES / 2, TEAM, false, true> VTile;
 	typedef RegTile<Core, TM, TN> Scores;
@@ -52,7 +55,7 @@ template <class C, bool FACTORS> struct Decode {
 	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
 	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES),
 		      "as lds.h says");
-	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES) <= C::LDS_BYTES,
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES, BELOW) <= C::LDS_BYTES,
 		      "the host asks lds.h, too");
 
 	/* Q in registers, where they allow it. */
@@ -183,6 +186,7 @@ template <class C, bool FACTORS> struct Decode {
 		const Reach<C> reach = Reach<C>::make(block, band);
 		const ColumnTiles tiles = reach.tiles(band);
 		char *ring = lds + QTile::BYTES + wave_n * (STAGES * STAGE);
+		float *of_rows = (float *)(lds + QTile::BYTES + C::WAVES_N * (STAGES * STAGE));
 		PagePlace place = find(tiles, 0);
 		QTile q;
 
@@ -195,12 +199,19 @@ template <class C, bool FACTORS> struct Decode {
 			if (n < tiles.count)
 				fetch(ring + n * STAGE, tiles, reach, n, place);
 			if (n == 0)
-				fetch_queries(q);
+				fetch_queries(q, of_rows);
 			copy_async_commit();
 			place = next;
 		}
 		copy_async_wait_but<STAGES - 1>();
 		block_sync(); /* Q is there */
+		if constexpr (BELOW && FACTORS)
+			UNROLL
+			for (int m = 0; m < TM; m++)
+				UNROLL
+				for (int r = 0; r < Core::STATS; r++)
+					factors.v[m][r] *= of_rows[(wave_m * TM + m) * 16 +
+								   Core::stat_row(r)];
 		if constexpr (HOLDS_QUERIES) {
 			typename QTile::Reader read(q);
 			HeldQueries held;
@@ -214,9 +225,12 @@ template <class C, bool FACTORS> struct Decode {
 		}
 	}
 
-	METHOD void fetch_queries(QTile &q) const
+	METHOD void fetch_queries(QTile &q, float *of_rows) const
 	{
-		if constexpr (NARROW)
+		if constexpr (BELOW)
+			put_wide_queries<Element, C::TILE_M, C::HDIM_Q, C::THREADS>(
+				q.tile, block.queries(), block.tile_row, block.n_rows, of_rows);
+		else if constexpr (NARROW)
 			put_queries<C::TILE_M, C::HDIM_Q, C::THREADS>(q.tile, block.queries(),
 								      block.tile_row, block.n_rows);
 		else
@@ -263,7 +277,7 @@ template <class C, bool FACTORS> struct Decode {
 		v.place(at + KTile::BYTES);
 		s.zero();
 		if constexpr (NARROW)
-			multiply_bytes_abt<C::HDIM_Q>(s, q, k, 0);
+			multiply_bytes_abt<C::HDIM_Q, KeyElement>(s, q, k, 0);
 		else
 			multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
 		if (FACTORS)
@@ -277,7 +291,7 @@ template <class C, bool FACTORS> struct Decode {
 		if (C::DESCALE)
 			steps().drop(s, wave_row(), column);
 		if constexpr (NARROW)
-			multiply_bytes_ab(o, round_to_operand(s), v, 0);
+			multiply_bytes_ab<KeyElement>(o, round_to_operand(s), v, 0);
 		else
 			multiply_ab(o, round_to_operand(s), v, 0, Core());
 	}
@@ -367,7 +381,7 @@ template <class C, bool FACTORS> struct Decode {
 			UNROLL
 			for (int n = 0; n < (SHARE + STEP - 1) / STEP; n++) {
 				i32 r = first + n * STEP, j = column + r;
-				const typename Element::Storage *from = address(n * STEP, r);
+				const KeyStorage *from = address(n * STEP, r);
 
 				if ((WIDTH != CHUNKS && chunk >= CHUNKS) ||
 				    (SHARE % STEP != 0 && r >= SHARE))
@@ -392,8 +406,7 @@ template <class C, bool FACTORS> struct Decode {
 			to, chunk, first, column, begin, end, chunk * UNIT < view.hdim};
 
 		if constexpr (!C::PAGED) {
-			const typename Element::Storage *from = view.at(column + first,
-									chunk * UNIT);
+			const KeyStorage *from = view.at(column + first, chunk * UNIT);
 
 			copies.copy([&](int n, i32) { return from + n * view.stride_seq; });
 		} else {
@@ -401,7 +414,7 @@ template <class C, bool FACTORS> struct Decode {
 			i32 unit = (i32)((view.page_at(place.entry) * view.stride_page +
 					  place.slot * stride) /
 					 UNIT);
-			const typename Element::Storage *from =
+			const KeyStorage *from =
 				view.base + (view.packed_layout ? (i64)chunk * view.page_size * UNIT
 								: chunk * UNIT);
 
@@ -482,12 +495,19 @@ template <class C, bool FACTORS> struct Decode {
 	}
 };
 
-template <class C, bool NARROW = sizeof(typename C::Element::Storage) == 1>
+template <class C, bool NARROW = sizeof(typename C::KeyElement::Storage) == 1>
 struct Forward : Decode<C, false> {
 	METHOD Forward(const abi_fwd_args &args) : Decode<C, false>(args) {}
 };
-template <class C> struct Forward<C, true> : Decode<BytesInF16<C>, C::DESCALE> {
-	METHOD Forward(const abi_fwd_args &args) : Decode<BytesInF16<C>, C::DESCALE>(args) {}
+/* Rows of bf16 have a factor each. */
+template <class C>
+struct Forward<C, true>
+	: Decode<BytesInF16<C>, C::DESCALE || SameType<typename C::Element, BF16>::value> {
+	METHOD Forward(const abi_fwd_args &args)
+		: Decode<BytesInF16<C>,
+			 C::DESCALE || SameType<typename C::Element, BF16>::value>(args)
+	{
+	}
 };
 
 #endif

@@ -2,7 +2,8 @@
 /*
  * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and
  * scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the
- * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values (wgmma_values.h).
+ * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values, and keys that are
+ * narrower than their queries (wgmma_values.h).
  * The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one
  * behind the other while the softmax of those scores is computed, so that the tensor cores seldom
  * wait.
@@ -58,7 +59,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		      "a wave has 16 rows of its warpgroup's 64");
 	static_assert(!C::PACK && !C::SPLIT, "the copy engine brings rows of one head");
 	typedef RegTile<Core, 1, TN> Scores;
-	typedef WgmmaValues<Core, Element, TN, TD> Values;
+	typedef typename C::KeyElement KeyElement;
+	static const bool NARROW = !SameType<Element, KeyElement>::value; /* K and V, beside Q */
+	typedef typename Either<NARROW, NarrowValues<Core, Element, KeyElement, TN, TD>,
+				WgmmaValues<Core, Element, TN, TD>>::Type Values;
+	typedef WidenedTile<Element, KeyElement, TN, C::HDIM_Q / 16> WideKeys;
 	typedef typename Values::Weights Weights;
 	typedef ForwardScores<C, 1, TN> Steps;
 	typedef CappedSoftmax<Core, TN, typename Values::Unit> Capped;
@@ -73,34 +78,41 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
 	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
+	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
 
 	static const int Q_SLAB = slab_bytes(C::TILE_M), K_SLAB = slab_bytes(C::TILE_N);
 	static const int Q_SLABS = slabs_of(C::HDIM_Q, ELEMENT),
-			 V_SLABS = slabs_of(C::HDIM_V, ELEMENT);
-	static const int Q_BYTES = Q_SLABS * Q_SLAB, K_BYTES = Q_SLABS * K_SLAB,
+			 K_SLABS = slabs_of(C::HDIM_Q, KEY), V_SLABS = slabs_of(C::HDIM_V, KEY);
+	static const int Q_BYTES = Q_SLABS * Q_SLAB, K_BYTES = K_SLABS * K_SLAB,
 			 V_BYTES = V_SLABS * K_SLAB;
-	static const int WIDENED_BYTES = Values::WIDENED ? Values::BYTES : 0;
+	static const int WIDENED_BYTES = Values::WIDENED ? Values::BYTES : 0,
+			 WIDE_K_BYTES = NARROW ? Q_SLABS * K_SLAB : 0;
 	static const int BIAS_SLABS = slabs_of(C::TILE_N),
 			 BIAS_BYTES = HAS_BIAS ? BIAS_SLABS * Q_SLAB : 0;
 
 	static __device__ constexpr lds_wgmma_cut wgmma_cut()
 	{
-		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, HAS_BIAS, HAS_DATA};
+		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, KEY, HAS_BIAS,
+				     HAS_DATA};
 	}
 	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
-	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-	static const int WIDENED_AT = V_AT + STAGES * V_BYTES,
-			 BIAS_AT = WIDENED_AT + STAGES * WIDENED_BYTES;
+	static const int COPIES = lds_wgmma_copies(wgmma_cut(), C::LDS_BYTES); /* stages of them */
+	static const int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + COPIES * K_BYTES;
+	static const int WIDENED_AT = V_AT + COPIES * V_BYTES,
+			 WIDE_K_AT = WIDENED_AT + STAGES * WIDENED_BYTES,
+			 BIAS_AT = WIDE_K_AT + STAGES * WIDE_K_BYTES;
 	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES,
-			 SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS,
+			 SEEN_AT = BARRIERS_AT + lds_wgmma_barriers(wgmma_cut()),
 			 LDS = SEEN_AT + (HAS_DATA ? LDS_WGMMA_SEEN : 0);
 	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
 	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES +
-				      (Values::WIDENED || HAS_BIAS ? 2 * STAGES : 0);
+				      (Values::WIDENED || HAS_BIAS ? 2 * COPIES : 0) +
+				      (NARROW ? 2 * COPIES : 0);
 	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
-	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <= LDS_WGMMA_BARRIERS,
+	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <=
+			      lds_wgmma_barriers(wgmma_cut()),
 		      "room for them");
 	/* HAS_DATA: beside each stage of K its tile; what the loading warps tell each other. */
 	static const int REACHES_AT = SEEN_AT + STAGES * 8, VOTES_AT = REACHES_AT + 4 * 16;
@@ -125,7 +137,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/* Warpgroups start products in turn, so that one's softmax runs beside another's products.
 	 * Those of 8 bits are too short to wait for. */
-	static const bool TURNS = !Values::WIDENED;
+	static const bool TURNS = ELEMENT == 2;
 
 	/* Named barriers: a warpgroup's own, and its turn at the tensor cores. */
 	static const int OWN_BARRIER = 1, TURN_BARRIER = OWN_BARRIER + GROUPS,
@@ -166,9 +178,22 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD u32 more_full(i32 stage) const { return barrier(4 * STAGES + 2 * Q_STAGES + stage); }
 	METHOD u32 more_empty(i32 stage) const
 	{
-		return barrier(5 * STAGES + 2 * Q_STAGES + stage);
+		return barrier(4 * STAGES + COPIES + 2 * Q_STAGES + stage);
 	}
-	METHOD u32 k_tile(i32 stage) const { return lds + K_AT + stage * K_BYTES; }
+	/* NARROW: of keys that are still to be widened. */
+	METHOD u32 k_copy_full(i32 stage) const
+	{
+		return barrier(4 * STAGES + 2 * COPIES + 2 * Q_STAGES + stage);
+	}
+	METHOD u32 k_copy_empty(i32 stage) const
+	{
+		return barrier(4 * STAGES + 3 * COPIES + 2 * Q_STAGES + stage);
+	}
+	METHOD u32 k_copy(i32 stage) const { return lds + K_AT + stage * K_BYTES; }
+	METHOD u32 k_tile(i32 stage) const
+	{
+		return NARROW ? lds + WIDE_K_AT + stage * WIDE_K_BYTES : k_copy(stage);
+	}
 	METHOD u32 v_copy(i32 stage) const { return lds + V_AT + stage * V_BYTES; }
 	METHOD u32 v_tile(i32 stage) const
 	{
@@ -190,6 +215,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		}
 	};
 	typedef Ring<STAGES> KeyRing;
+	typedef Ring<COPIES> CopyRing;
 	typedef Ring<Q_STAGES> QueryRing;
 
 	/* Rows of a head, in tiles; heads of all batch entries. */
@@ -315,9 +341,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	}
 	template <int SLABS>
 	METHOD static void load_rows(u32 to, i32 slab, const TensorMap &map, u32 barrier, i32 row,
-				     i32 of_head, i32 batch)
+				     i32 of_head, i32 batch, i32 box)
 	{
-		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, BOX, slab);
+		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, box, slab);
 	}
 
 	METHOD static i32 loading_warp() { return LOADING_WARPS > 1 ? wave_id() - C::WAVES_M : 0; }
@@ -363,10 +389,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wave_sync();
 			if (row < C::TILE_N)
 				load_box(to + slab * K_SLAB + slab_bytes(row), map, barrier,
-					 slab * BOX, box.slot, head_k,
+					 slab * KEY_BOX, box.slot, head_k,
 					 clamp(box.entry, 0, a.cache.n_pages));
 		} else {
-			load_rows<SLABS>(to, K_SLAB, map, barrier, row, head_k, batch);
+			load_rows<SLABS>(to, K_SLAB, map, barrier, row, head_k, batch, KEY_BOX);
 		}
 	}
 
@@ -385,7 +411,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void load(const TensorMap &q, const TensorMap &k, const TensorMap &v,
 			 const TensorMap &bias)
 	{
-		KeyRing keys = {0, 1}, values = {0, 1};
+		CopyRing keys = {0, 1}, values = {0, 1};
 		QueryRing queries = {0, 1};
 		Progress at = start();
 		ColumnTiles tiles;
@@ -400,7 +426,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 			if (C::PAGED) {
 				view.set_pages(a.k, seq, a.cache, head_k, a.nhead_k);
-				k_box = find_box<Q_SLABS>(view, size, tiles.column(tiles.count - 1),
+				k_box = find_box<K_SLABS>(view, size, tiles.column(tiles.count - 1),
 							  rows);
 			}
 
@@ -410,19 +436,23 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			NO_UNROLL
 			for (i32 n = tiles.count; n >= 0; n--) {
 				if (n > 0) {
-					barrier_wait(k_empty(keys.stage), keys.parity);
-					load_keys<Q_SLABS>(
-						k_tile(keys.stage), k, k_full(keys.stage),
+					i32 stage = keys.stage;
+
+					barrier_wait(NARROW ? k_copy_empty(stage) : k_empty(stage),
+						     keys.parity);
+					load_keys<K_SLABS>(
+						k_copy(stage), k,
+						NARROW ? k_copy_full(stage) : k_full(stage),
 						row + tiles.column(n - 1), batch, k_box, rows);
 					if (C::PAGED) {
-						next_v_box = Q_SLABS == V_SLABS
+						next_v_box = K_SLABS == V_SLABS
 								     ? k_box
 								     : find_box<V_SLABS>(
 									       view, size,
 									       tiles.column(n - 1),
 									       rows);
 						if (n > 1)
-							k_box = find_box<Q_SLABS>(
+							k_box = find_box<K_SLABS>(
 								view, size, tiles.column(n - 2),
 								rows);
 					}
@@ -439,7 +469,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
 							   q_full(queries.stage),
 							   seq.q_start + tile_row, head,
-							   seq.packed_q ? 0 : seq.batch);
+							   seq.packed_q ? 0 : seq.batch, BOX);
 					queries.next();
 				} else {
 					i32 stage = values.stage;
@@ -647,15 +677,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					store_shared_8(seen_at(keys.stage),
 						       chunk8{{(u32)column, tile.hides | last}});
 				}
-				load_rows<Q_SLABS>(k_tile(keys.stage), K_SLAB, k,
-						   k_full(keys.stage), row + column, head_k, batch);
+				load_rows<K_SLABS>(k_tile(keys.stage), K_SLAB, k,
+						   k_full(keys.stage), row + column, head_k, batch,
+						   KEY_BOX);
 				keys.next();
 				if (before < 0) {
 					barrier_wait(q_empty(queries.stage), queries.parity);
 					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
 							   q_full(queries.stage),
 							   seq.q_start + tile_row, head,
-							   seq.packed_q ? 0 : seq.batch);
+							   seq.packed_q ? 0 : seq.batch, BOX);
 					queries.next();
 				} else {
 					load_value(v, values, row + before, batch);
@@ -672,7 +703,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		barrier_wait(v_empty(values.stage), values.parity);
 		load_rows<V_SLABS>(v_copy(values.stage), K_SLAB, v, v_full(values.stage), row,
-				   head_k, batch);
+				   head_k, batch, KEY_BOX);
 		values.next();
 	}
 
@@ -760,33 +791,70 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					s.t[0][n].x[e] = hidden;
 	}
 
-	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
-	METHOD void widen_values()
+	/* The stage of the copy of a tile that goes to @tile, and the parity of its arrival: of one
+	 * stage every other tile's. */
+	static_assert(COPIES == STAGES || (COPIES == 1 && STAGES == 2), "as copy_of() counts");
+	METHOD static CopyRing copy_of(const KeyRing &tile)
 	{
-		KeyRing values = {0, 1};
+		return COPIES == STAGES ? CopyRing{tile.stage, tile.parity ^ 1}
+					: CopyRing{0, (u32)tile.stage};
+	}
+
+	/* Values that no row of the block sees, see fwd_block.h, become zeros here. */
+	METHOD void widen_tiles()
+	{
+		KeyRing keys = {0, 1}, values = {0, 1};
 		Progress at = start();
 		ColumnTiles tiles;
 
 		while (next_piece(&at, &tiles)) {
 			const Reach<C> block = reach_of(tile_row, last_row());
 
+			if constexpr (NARROW)
+				widen_key_tile(keys);
 			NO_UNROLL
 			for (i32 n = tiles.count - 1; n >= 0; n--) {
-				i32 stage = values.stage, column = tiles.column(n);
-
-				barrier_wait(more_full(stage), values.parity ^ 1);
-				barrier_wait(v_empty(stage), values.parity);
-				Values::widen_tile(v_tile(stage), v_copy(stage),
-						   block.first_value(band, column) - column,
-						   block.end_of_values(band) - column,
-						   wave_id() - C::WAVES_M - 1, WIDENING_WARPS);
-				fence_async();
-				wave_sync();
-				release(more_empty(stage));
-				release(v_full(stage));
-				values.next();
+				if constexpr (NARROW)
+					if (n > 0)
+						widen_key_tile(keys);
+				widen_value_tile(values, block, tiles.column(n));
 			}
 		}
+	}
+	METHOD static i32 widening_warp() { return wave_id() - C::WAVES_M - 1; }
+	METHOD void widen_key_tile(KeyRing &keys) const
+	{
+		i32 stage = keys.stage;
+		const CopyRing copy = copy_of(keys);
+
+		barrier_wait(k_copy_full(copy.stage), copy.parity);
+		barrier_wait(k_empty(stage), keys.parity);
+		/* Three do not share a tile evenly: who has most of the values has least of the
+		 * keys. */
+		WideKeys::widen_tile(k_tile(stage), k_copy(copy.stage), 0, C::TILE_N,
+				     WIDENING_WARPS - 1 - widening_warp(), WIDENING_WARPS);
+		fence_async();
+		wave_sync();
+		release(k_copy_empty(copy.stage));
+		release(k_full(stage));
+		keys.next();
+	}
+	METHOD void widen_value_tile(KeyRing &values, const Reach<C> &block, i32 column) const
+	{
+		i32 stage = values.stage;
+		const CopyRing copy = copy_of(values);
+
+		barrier_wait(more_full(copy.stage), copy.parity);
+		barrier_wait(v_empty(stage), values.parity);
+		Values::widen_tile(v_tile(stage), v_copy(copy.stage),
+				   block.first_value(band, column) - column,
+				   block.end_of_values(band) - column, widening_warp(),
+				   WIDENING_WARPS);
+		fence_async();
+		wave_sync();
+		release(more_empty(copy.stage));
+		release(v_full(stage));
+		values.next();
 	}
 
 	/* ---- the warpgroups of products ---- */
@@ -1213,16 +1281,22 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
-				barrier_init(k_full(i), COPYING_WARPS);
+				barrier_init(k_full(i), NARROW ? WIDENING_WARPS : COPYING_WARPS);
 				barrier_init(v_full(i),
 					     Values::WIDENED ? WIDENING_WARPS : COPYING_WARPS);
 				barrier_init(k_empty(i), C::WAVES_M);
 				barrier_init(v_empty(i), C::WAVES_M);
-				if (Values::WIDENED || HAS_BIAS) {
-					barrier_init(more_full(i), 1);
-					barrier_init(more_empty(i),
-						     Values::WIDENED ? WIDENING_WARPS : C::WAVES_M);
-				}
+			}
+			UNROLL
+			for (int i = 0; i < COPIES && (Values::WIDENED || HAS_BIAS); i++) {
+				barrier_init(more_full(i), 1);
+				barrier_init(more_empty(i),
+					     Values::WIDENED ? WIDENING_WARPS : C::WAVES_M);
+			}
+			UNROLL
+			for (int i = 0; i < COPIES && NARROW; i++) {
+				barrier_init(k_copy_full(i), 1);
+				barrier_init(k_copy_empty(i), WIDENING_WARPS);
 			}
 			barrier_publish();
 			if (CAPPED)
@@ -1247,7 +1321,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 			if constexpr (Values::WIDENED)
 				if (wave_id() > C::WAVES_M)
-					widen_values();
+					widen_tiles();
 		} else {
 			take_registers<PRODUCT_REGISTERS>();
 			multiply();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * wgmma_values.h: the operands of O += P V, by the type of V. 16-bit values are read as the copy
- * engine brings them. 8-bit ones are widened to f16 by warps of the loading warpgroup, and
- * multiplied with P in f16: tensor cores keep 13 bits of a sum of 8-bit products, and cut off of
- * each product what is below; of equal ones they would add no more than some thousands.
+ * engine brings them. 8-bit ones are widened by warps of the loading warpgroup: under queries of 16
+ * bits to their type, and of e4m3 everywhere to f16, and multiplied with P in f16: tensor cores
+ * keep 13 bits of a sum of 8-bit products, and cut off of each product what is below; of equal ones
+ * they would add no more than some thousands.
  */
 #ifndef FMHA_GPU_WGMMA_VALUES_H
 #define FMHA_GPU_WGMMA_VALUES_H
@@ -93,28 +94,9 @@ template <class Core, class Element, int TN, int TD> struct WgmmaValues {
 	}
 };
 
-/* f16 has as many binades below 1 as above: weights lie in units of 2^-7 and may grow by 2^8. */
-struct WidenedUnit {
-	static const int SHIFT = 7, MOST = 15;
-};
-
-template <class Core, int TN, int TD>
-struct WgmmaValues<Core, E4M3, TN, TD> : WgmmaValues<Core, F16, TN, TD> {
-	typedef WgmmaValues<Core, F16, TN, TD> Halves;
-	static const bool WIDENED = true;
-	typedef WidenedUnit Unit;
-
-	/* dtype: of O. */
-	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim,
-				 i32 dtype, i32 lane)
-	{
-		if (dtype == ABI_F32)
-			store_floats(o, rows, hdim);
-		else if (dtype == ABI_F16)
-			Halves::store_halves(o, rows, hdim, lane, F16());
-		else
-			Halves::store_halves(o, rows, hdim, lane, BF16());
-	}
+/* A tile of 16 TN keys and 16 TD dimensions on its way from 8 bits to 16. */
+template <class To, class From, int TN, int TD> struct WidenedTile {
+	static const int SLAB = slab_bytes(16 * TN);
 
 	/*
 	 * Warp `warp` of `warps` widens its share of a tile; keys before `begin` and from `end` on
@@ -140,21 +122,53 @@ struct WgmmaValues<Core, E4M3, TN, TD> : WgmmaValues<Core, F16, TN, TD> {
 			for (int d = 0; d < TD / 2; d++) {
 				UNROLL
 				for (int b = 0; b < AT_ONCE && d % AT_ONCE == 0; b++)
-					load_shared_16(at + (d + b) / 4 * Halves::SLAB +
+					load_shared_16(at + (d + b) / 4 * SLAB +
 							       (place ^ (d + b) % 4 * 32),
 						       x[b]);
 				UNROLL
 				for (int i = 0; i < 4; i++)
-					widen(x[d % AT_ONCE][i] & keep, &y[i / 2][i % 2 * 2],
-					      &y[i / 2][i % 2 * 2 + 1]);
+					Widening<To, From>::widen(x[d % AT_ONCE][i] & keep,
+								  &y[i / 2][i % 2 * 2],
+								  &y[i / 2][i % 2 * 2 + 1]);
 				UNROLL
 				for (int i = 0; i < 2; i++)
 					store_shared_16(
-						wide + d / 2 * Halves::SLAB +
+						wide + d / 2 * SLAB +
 							(wide_place ^ (d % 2 * 64 + i * 16)),
 						y[i]);
 			}
 		}
+	}
+};
+
+/* Of 8 bits beside weights and results of 16. */
+template <class Core, class Element, class From, int TN, int TD>
+struct NarrowValues : WgmmaValues<Core, Element, TN, TD>, WidenedTile<Element, From, TN, TD> {
+	static const bool WIDENED = true;
+};
+
+/* f16 has as many binades below 1 as above: weights lie in units of 2^-7 and may grow by 2^8. */
+struct WidenedUnit {
+	static const int SHIFT = 7, MOST = 15;
+};
+
+template <class Core, int TN, int TD>
+struct WgmmaValues<Core, E4M3, TN, TD>
+	: WgmmaValues<Core, F16, TN, TD>, WidenedTile<F16, E4M3, TN, TD> {
+	typedef WgmmaValues<Core, F16, TN, TD> Halves;
+	static const bool WIDENED = true;
+	typedef WidenedUnit Unit;
+
+	/* dtype: of O. */
+	METHOD static void store(const RegTile<Core, 1, TD> &o, const WgmmaRows &rows, i32 hdim,
+				 i32 dtype, i32 lane)
+	{
+		if (dtype == ABI_F32)
+			store_floats(o, rows, hdim);
+		else if (dtype == ABI_F16)
+			Halves::store_halves(o, rows, hdim, lane, F16());
+		else
+			Halves::store_halves(o, rows, hdim, lane, BF16());
 	}
 };
 

@@ -94,10 +94,14 @@ static int is_parked(const struct gpu_arch *arch, const struct gpu_tile *t)
 	return lds_is_parked(cut_of(arch, t), t->blocks_per_cu);
 }
 
-/* Of what the loops that are made for an arch have in LDS. */
+/* Of what the loops that are made for an arch have in LDS: of Q, and of K and V. */
 static int element_bytes(const struct traits *traits)
 {
 	return traits->dtype == ABI_E4M3 ? 1 : 2;
+}
+static int key_bytes(const struct traits *traits)
+{
+	return traits->narrow ? 1 : element_bytes(traits);
 }
 
 /* Of decode's ring; 0: there is no room. A unit's LDS is shared by its blocks, each of which costs
@@ -109,18 +113,18 @@ static int decode_stages(const struct gpu_arch *arch, const struct traits *trait
 
 	return lds_decode_stages(cut_of(arch, t),
 				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024,
-				 element_bytes(traits));
+				 key_bytes(traits), traits->narrow != 0);
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *traits,
 			   const struct gpu_tile *t)
 {
-	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits), traits->bias == 1,
-					  traits->mask_data != 0};
+	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits), key_bytes(traits),
+					  traits->bias == 1, traits->mask_data != 0};
 
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
-				  element_bytes(traits));
+				  key_bytes(traits), traits->narrow != 0);
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_LATENT)
@@ -272,6 +276,8 @@ static int wide_keys(const struct traits *traits, const struct gpu_tile *t)
 
 	if (t->hdim_v <= 192)
 		return t->hdim_v > 128 && (both || (alibi && traits->dropout)) ? 32 : 0;
+	if (traits->narrow)
+		return 64;
 	if (both || alibi || traits->dropout)
 		return 32;
 	return traits->bias || traits->softcap ? 64 : 80;
@@ -290,6 +296,8 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 		return "a product has at most 256 columns";
 	if ((t->waves_m == 12) != three)
 		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
+	if (three && t->tile_n > 64 && t->tile_n != (traits->narrow ? 96 : 128))
+		return "three warpgroups have registers for 128 keys, or 96 that others widen";
 	if (keys && t->tile_n != keys)
 		return "its scores and O do not fit into the registers";
 	if (t->tile_n < 64 && t->tile_n != keys)
@@ -408,11 +416,15 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 		return why;
 	if (traits->shares && t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT)
 		return "takes splits that were cut";
-	if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
-		if (traits->dtype != ABI_E4M3 || arch->core != GPU_CORE_WGMMA)
-			return "takes keys of 8 bits as e4m3 on Hopper";
+	if (t->pipeline == GPU_DECODE && key_bytes(traits) == 1) {
+		if (arch->core != GPU_CORE_WGMMA)
+			return "takes keys of 8 bits on Hopper";
 		if (t->hdim_q % 64 || t->hdim_v % 64)
 			return "takes keys of 8 bits by 64 dims";
+	} else if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
+		return "takes queries of 8 bits as e4m3";
+	} else if (t->pipeline == GPU_DECODE && t->tile_n > (t->hdim_q > 128 ? 32 : 64)) {
+		return "as many keys are for those of 8 bits";
 	}
 	if (t->pipeline == GPU_DECODE && !decode_stages(arch, traits, t))
 		return "leaves no room for two stages of keys";
@@ -528,7 +540,7 @@ static const char *mask_data_misfit(const struct traits *traits, const struct gp
 	if (t->pipeline != GPU_WGMMA)
 		return t->pipeline != GPU_DECODE && has_tails(t) ? NULL
 								 : "has no masks that are data";
-	if (traits->dtype > ABI_BF16)
+	if (traits->dtype > ABI_BF16 || traits->narrow)
 		return "has masks that are data with 16 bits only";
 	if (traits->paged)
 		return "has masks that are data with no pages";
@@ -551,8 +563,10 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 	if (traits->chosen && t->pipeline == GPU_LATENT && (traits->mask || traits->shares))
 		return "finds chosen keys without a mask, in splits that were cut";
 	if (traits->narrow &&
-	    (t->pipeline >= GPU_WGMMA || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
+	    (!GPU_WIDENS(t->pipeline) || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
 		return "does not read caches narrower than their queries";
+	if (traits->narrow && t->pipeline == GPU_WGMMA && (traits->bias || traits->dropout))
+		return "has neither bias nor dropout with such caches";
 	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV)
 		return "does not split keys";
 	if (t->pipeline == GPU_WGMMA && (family == ABI_FWD) == (traits->paged != 0))

@@ -7,6 +7,7 @@
  * its neighbours that a box brings along are masked.
  */
 #include <kernels/gpu_kernel.h>
+#include <kernels/view.h>
 
 #include <stddef.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct operand {
 
 static int64_t element_bytes(int32_t dtype)
 {
-	return dtype == ABI_F32 ? 4 : dtype == ABI_E4M3 ? 1 : 2;
+	return dtype == ABI_F32 ? 4 : dtype == ABI_E4M3 || dtype == ABI_E5M2 ? 1 : 2;
 }
 
 /* Bytes between neighbours of dimensions 1 to 3; NULL, or why the engine cannot follow. */
@@ -235,7 +236,9 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 	const struct abi_sequences *s = &a->sequences;
 	int64_t batch_k = a->cache.cache_batch_idx ? a->cache.cache_batch : s->batch;
 	struct operand q = {&a->q, a->hdim_q, s->seqlen_q_max, a->nhead_q, s->batch, a->dtype};
-	struct operand k = {&a->k, a->hdim_q, s->seqlen_k_max, a->nhead_k, batch_k, a->dtype}, v, o;
+	struct operand k = {&a->k,      a->hdim_q, s->seqlen_k_max,
+			    a->nhead_k, batch_k,   view_kv_dtype(a)};
+	struct operand v, o;
 	int box_rows = lds_wgmma_box(tile->tile_n, a->cache.page_size);
 	const char *why;
 
@@ -339,9 +342,10 @@ static const char *backward_refuses(const struct gpu_tile *tile, const struct ab
 		       : NULL;
 }
 
-static int is_byte_decode(const struct gpu_kernel *kernel)
+static int is_byte_decode(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
-	return kernel->tile.pipeline == GPU_DECODE && kernel->dtype == ABI_E4M3;
+	return kernel->tile.pipeline == GPU_DECODE &&
+	       (kernel->dtype == ABI_E4M3 || a->kv_dtype != 0);
 }
 
 /* Whether keys of a head have several. */
@@ -366,7 +370,7 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 
 	ret_record->n_maps = ret_record->n_aligned = 0;
 	why = kernel->family == ABI_BWD_DQ_DK_DV ? backward_refuses(tile, bwd)
-	      : is_byte_decode(kernel)           ? factors_refuse(fwd)
+	      : is_byte_decode(kernel, fwd)      ? factors_refuse(fwd)
 						 : NULL;
 	if (why)
 		return why;

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""16-bit queries over fp8 caches as a caller has them, beside the same over a cache of 16 bits, and FlashAttention-3 over that, on one card
+and in one process.
+
+    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT]
+
+FlashAttention-3 is that of libraries.py. Of each result some rows are compared with float64 of the values that the cache stands for. Scales are powers of two;
+where a problem's kernel has the tile that the one of 16 bits has, results are bit for bit those over the widened cache, and it is said.
+Times are of CUDA graphs, taken in turns, us. Decode's time per key is the slope between 16,384 and 65,536 keys.
+"""
+import argparse
+import dataclasses
+import math
+import sys
+
+import torch
+
+import fmha
+import fmha.torch  # noqa: F401: tensors on a GPU
+import libraries
+from gpu_timer import compare_graphs
+
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+K_SCALE, V_SCALE = 0.5, 2.0
+
+
+@dataclasses.dataclass
+class Shape:
+    """rows of each of `batch` sequences over `keys` keys; page 0: not in pages."""
+    batch: int
+    heads: int
+    heads_k: int
+    rows: int
+    keys: int
+    hdim: int = 128
+    hdim_v: int = 0
+    page: int = 0
+    causal: bool = True
+    dtype: torch.dtype = torch.bfloat16
+    kinds: tuple = ("e4m3",)
+
+    def __str__(self):
+        dim = f"{self.hdim}/{self.hdim_v}" if self.hdim_v else str(self.hdim)
+        return (f"{self.batch} x {self.heads}/{self.heads_k} x {self.rows} over {self.keys} d{dim}"
+                + (f" pages {self.page}" if self.page else "") + (" causal" if self.causal and self.rows > 1 else "")
+                + (" f16" if self.dtype == torch.float16 else ""))
+
+
+BOTH = ("e4m3", "e5m2")
+SHAPES = {
+    "prefill": [Shape(1, 32, 8, 8192, 8192, kinds=BOTH), Shape(1, 32, 8, 8192, 8192, causal=False, kinds=BOTH),
+                Shape(1, 32, 8, 8192, 8192, dtype=torch.float16), Shape(2, 32, 8, 4096, 4096, 64), Shape(1, 16, 8, 8192, 8192, 256),
+                Shape(1, 16, 16, 8192, 8192, 192, 128), Shape(8, 32, 8, 1024, 1024)],
+    "chunk": [Shape(4, 32, 8, 512, 16384, page=16, kinds=BOTH), Shape(4, 32, 8, 512, 16384, page=64), Shape(1, 64, 8, 2048, 16384, page=16),
+              Shape(2, 16, 8, 1024, 8192, 256, page=64)],
+    "decode": [Shape(batch, heads, 8, 1, keys, hdim, page=page, kinds=kinds)
+               for batch, heads, hdim, page, kinds in ((16, 32, 128, 64, BOTH), (16, 64, 128, 16, ("e4m3",)), (8, 16, 256, 64, ("e4m3",)),
+                                                       (16, 64, 64, 64, ("e4m3",)))
+               for keys in (16384, 65536)] + [Shape(1, 32, 8, 1, 4096, page=64), Shape(128, 32, 8, 1, 1500, page=64),
+                                              Shape(16, 32, 8, 4, 8192, page=64)],
+}
+
+
+class Problem:
+    def __init__(self, s):
+        generator = torch.Generator("cuda").manual_seed(s.rows + s.keys)
+        self.s = s
+        hdim_v = s.hdim_v or s.hdim
+
+        def normal(*shape):
+            return torch.randn(shape, device="cuda", generator=generator, dtype=torch.float32).to(s.dtype)
+
+        self.q = normal(s.batch, s.rows, s.heads, s.hdim)
+        store = (-(-s.keys // s.page) * s.batch, s.page) if s.page else (s.batch, s.keys)
+        self.k, self.v = normal(*store, s.heads_k, s.hdim), normal(*store, s.heads_k, hdim_v)
+        self.options = dict(causal=s.causal)
+        self.table = self.used = None
+        if s.page:
+            self.table = torch.randperm(store[0], device="cuda", generator=generator).int().view(s.batch, -1)
+            self.used = torch.full((s.batch,), s.keys, device="cuda", dtype=torch.int32)
+            self.options.update(block_table=self.table, seqlens_k=self.used, max_seqlen_k=s.keys)
+
+    def narrow(self, kind):
+        """A cache of fp8, and what it stands for."""
+        k, v = ((x / scale).to(FP8[kind]) for x, scale in ((self.k, K_SCALE), (self.v, V_SCALE)))
+        return k, v, k.to(self.s.dtype) * K_SCALE, v.to(self.s.dtype) * V_SCALE
+
+    def worst(self, o, k, v):
+        """Of the last rows of the first and last head of the last sequence, the largest distance from float64."""
+        s, b, worst = self.s, self.s.batch - 1, 0
+        if s.page:
+            k, v = (x[self.table[b].long()].flatten(0, 1)[: s.keys] for x in (k, v))
+        else:
+            k, v = k[b], v[b]
+        for head in (0, s.heads - 1):
+            rows = self.q[b, -64:, head].double()
+            h = head // (s.heads // s.heads_k)
+            scores = rows @ k[:, h].double().T / math.sqrt(s.hdim)
+            if s.causal:
+                last = s.keys - len(rows) + torch.arange(len(rows), device="cuda")
+                scores.masked_fill_(torch.arange(s.keys, device="cuda") > last[:, None], -math.inf)
+            exact = scores.softmax(-1) @ v[:, h].double()
+            worst = max(worst, ((o[b, -64:, head].double() - exact).abs().max() / exact.abs().max()).item())
+        return worst
+
+    def flop(self):
+        s = self.s
+        pairs = s.rows * s.keys - (s.rows * (s.rows - 1) // 2 if s.causal else 0)
+        return 2 * s.batch * s.heads * pairs * (s.hdim + (s.hdim_v or s.hdim))
+
+
+def flash_attention_3(p):
+    attend, s = libraries.find_flash_attention_3(), p.s
+    if attend is None:
+        return None
+    starts = torch.arange(s.batch + 1, device="cuda", dtype=torch.int32)
+    q, k, v = p.q.flatten(0, 1), p.k, p.v
+    options = dict(block_table=p.table, seqused_k=p.used) if s.page else dict(cu_seqlens_k=starts * s.keys)
+    if not s.page:
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+    return lambda: attend(q=q, k=k, v=v, max_seqlen_q=s.rows, cu_seqlens_q=starts * s.rows, max_seqlen_k=s.keys, causal=s.causal,
+                          fa_version=3, **options)
+
+
+def measure(p):
+    """{way: us}, and how many were wrong."""
+    functions, notes, failed = {"16 bits": lambda i: fmha.attention(p.q, p.k, p.v, **p.options)}, [], 0
+    factors = {"k_descale": torch.tensor([K_SCALE], device="cuda"), "v_descale": torch.tensor([V_SCALE], device="cuda")}
+    for kind in p.s.kinds:
+        k, v, wide_k, wide_v = p.narrow(kind)
+        attend = lambda i, k=k, v=v: fmha.attention(p.q, k, v, **factors, **p.options)  # noqa: E731
+        o = attend(0)
+        worst, same = p.worst(o, wide_k, wide_v), torch.equal(o, fmha.attention(p.q, wide_k, wide_v, **p.options))
+        notes.append(f"{kind} off by {worst:.1e}{', bit for bit' if same else ''}")
+        failed += not worst < 1.2e-2
+        functions[kind] = attend
+    peer = flash_attention_3(p)
+    if peer:
+        functions["FA3"] = lambda i: peer()
+    times = compare_graphs(torch, functions, max(1, min(10, int(3e12 / p.flop()))))
+    base = times["16 bits"]
+    print(f"{p.s}: " + ", ".join(f"{name} {t:.1f} us ({p.flop() / t / 1e6:.0f} TFLOP/s, {base / t:.2f})" for name, t in times.items())
+          + "; " + "; ".join(notes), flush=True)
+    return times, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--match", default="", help="prefill, chunk or decode alone")
+    args = parser.parse_args()
+    failed = 0
+    for kind, shapes in SHAPES.items():
+        if args.match not in kind:
+            continue
+        before = None
+        for s in shapes:
+            try:
+                times, wrong = measure(Problem(s))
+            except Exception as error:  # noqa: BLE001: the other shapes are measured all the same
+                print(f"{s}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+                failed += 1
+                continue
+            failed += wrong
+            if before and s.keys == 65536:
+                slopes = {name: t - before[name] for name, t in times.items()}
+                print("    a key's time, of 16 bits: " + ", ".join(f"{n} {x / slopes['16 bits']:.2f}" for n, x in slopes.items()), flush=True)
+            before = times if s.keys == 16384 else None
+            torch.cuda.empty_cache()
+    print(f"{failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
