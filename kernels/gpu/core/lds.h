@@ -159,6 +159,12 @@ LDS_FN int lds_wgmma_barriers(struct lds_wgmma_cut c)
 	return LDS_WGMMA_BARRIERS + (lds_wgmma_is_narrow(c) ? 64 : 0);
 }
 
+/* Warpgroups that load. */
+LDS_FN int lds_wgmma_loaders(int narrow, int waves_m, int hdim_v)
+{
+	return narrow && waves_m == 8 && hdim_v <= 192 ? 2 : 1;
+}
+
 /* @copies: stages of what the copy engine brings. */
 LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c, int copies)
 {

@@ -80,7 +80,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
-	static const int THREADS = C::THREADS + GROUP_THREADS;
+	/* Warpgroups that load: keys and values to be widened are more than one does beside two that
+	 * multiply; three, or the widest heads, leave no registers for another. */
+	static const int LOADERS = lds_wgmma_loaders(NARROW, C::WAVES_M, C::HDIM_V);
+	static const int THREADS = C::THREADS + LOADERS * GROUP_THREADS;
 
 	static const int Q_SLAB = slab_bytes(C::TILE_M), K_SLAB = slab_bytes(C::TILE_N);
 	static const int Q_SLABS = slabs_of(C::HDIM_Q, ELEMENT),
@@ -124,14 +127,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Registers of a thread. All warpgroups together have those that the block was launched
 	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */
 	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
-	static const int LOADER_REGISTERS = Values::WIDENED ? 56
+	static const int LOADER_REGISTERS = LOADERS == 2      ? (C::HDIM_Q > 128 ? 48 : 40)
+						: Values::WIDENED ? 56
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
 							      : 24;
 	static const int PRODUCT_REGISTERS =
-		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
+		(LAUNCHED_REGISTERS * (GROUPS + LOADERS) - LOADER_REGISTERS * LOADERS) / GROUPS / 8 *
+		8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
-	static const int WIDENING_WARPS = 3; /* all that do not ask the copy engine */
+	static const int WIDENING_WARPS = 4 * LOADERS - 1; /* all that do not ask the copy engine */
 	static const int COPYING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
 	static const int LOADING_WARPS = HAS_DATA || (C::PAGED && !Values::WIDENED) ? 4 : 1;
 
@@ -829,8 +834,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		barrier_wait(k_copy_full(copy.stage), copy.parity);
 		barrier_wait(k_empty(stage), keys.parity);
-		/* Three do not share a tile evenly: who has most of the values has least of the
-		 * keys. */
+		/* They do not share a tile evenly: who has most of the values has least of the keys. */
 		WideKeys::widen_tile(k_tile(stage), k_copy(copy.stage), 0, C::TILE_N,
 				     WIDENING_WARPS - 1 - widening_warp(), WIDENING_WARPS);
 		fence_async();

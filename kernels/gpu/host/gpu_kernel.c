@@ -165,13 +165,15 @@ static int can_wait(const struct gpu_arch *arch)
 
 /* What all kernels with tiles share. */
 static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
-				const struct gpu_tile *tile, struct gpu_kernel *k)
+				int narrow, const struct gpu_tile *tile, struct gpu_kernel *k)
 {
 	static const char *const entries[] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
-	if (tile->pipeline == GPU_WGMMA || tile->pipeline == GPU_LATENT)
+	if (tile->pipeline == GPU_WGMMA)
+		threads += 128 * lds_wgmma_loaders(narrow, tile->waves_m, tile->hdim_v);
+	if (tile->pipeline == GPU_LATENT)
 		threads += 128; /* the warpgroup that loads */
 	if (dtype > ABI_E5M2)
 		return "no kernel computes in this type";
@@ -592,7 +594,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	if (!why && t->pipeline == GPU_AMD && amd_forward_spills(arch, traits, t))
 		why = "this tile spills with these";
 	if (!why)
-		why = begin_kernel(arch, family, traits->dtype, t, k);
+		why = begin_kernel(arch, family, traits->dtype, traits->narrow != 0, t, k);
 	if (why)
 		return why;
 	f.pack = gpu_pipelines[t->pipeline].pack;
@@ -620,7 +622,7 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 	if (!why && traits->mask_data && lds_bwd_is_shared(t->tile_n))
 		why = "has masks that are data with heads up to 128";
 	if (!why)
-		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k);
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, 0, t, k);
 	if (why)
 		return why;
 	f.tails = f.dbias_sum = 0; /* its code is the same with and without */
@@ -657,7 +659,7 @@ static const char *make_backward(const struct gpu_arch *arch, const struct trait
 	const char *why = backward_lacks(traits, t);
 
 	if (!why)
-		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, t, k);
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, 0, t, k);
 	if (why)
 		return why;
 	f.split = traits->dq_acc;
@@ -680,7 +682,8 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 {
 	struct features f = features_of(family, traits);
 	const char *why = t->pipeline == (int32_t)rows_pipeline(family)
-				  ? begin_kernel(arch, family, traits->dtype, t, k)
+				  ? begin_kernel(arch, family, traits->dtype, traits->narrow != 0,
+						 t, k)
 				  : "is another family's";
 
 	if (why)
