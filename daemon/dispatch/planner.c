@@ -202,15 +202,41 @@ int planner_place_partials(struct planner *b)
 				     &b->plan->layout.lse_acc);
 }
 
-/* The stage after those that there are, and its arguments; what they say of the workspace is known by then,
- * but for backward's. */
-static void begin_stage(struct plan *plan, enum abi_family family, uint32_t dtype,
-			union abi_args *ret_args)
-{
-	struct launch_bases bases = args_placeholders(plan);
+/* A stage that a kernel is looked for. */
+struct attempt {
+	union abi_args args;
+	struct select_stage select;
+};
 
-	plan->stages[plan->n_stages] = (struct plan_stage){.family = family, .dtype = dtype};
-	args_fill(plan, plan->n_stages, &bases, ret_args);
+/*
+ * Writes the stage after those that there are, with the kernel that is chosen for it: this is where stages get
+ * kernels and arguments, whether they are looked at or stay. What arguments say of the workspace is known by
+ * then, but for backward's. Return: as select_kernel().
+ */
+static int attempt_stage(struct planner *b, enum abi_family family, uint32_t dtype, bool ask_all,
+			 struct attempt *ret_attempt, struct select_report *ret_report)
+{
+	struct plan *plan = b->plan;
+	struct plan_stage *stage = &plan->stages[plan->n_stages];
+	struct launch_bases bases = args_placeholders(plan);
+	struct attempt *attempt = ret_attempt;
+	int r = SELECT_NO_SPEC;
+
+	*stage = (struct plan_stage){.family = family, .dtype = dtype};
+	args_fill(plan, plan->n_stages, &bases, &attempt->args);
+	attempt->select = (struct select_stage){.plan = plan,
+						.device = b->device,
+						.family = family,
+						.dtype = dtype,
+						.args = &attempt->args,
+						.shapes = &b->shapes,
+						.ask_all = ask_all,
+						.named = naming_of(&b->naming, family)};
+	if (b->device->registry)
+		r = select_kernel(&attempt->select, stage, ret_report);
+	if (r == 0)
+		args_record(plan, family, &attempt->args, &stage->launch);
+	return r;
 }
 
 int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool ask_all,
@@ -218,75 +244,73 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
 {
 	struct plan_stage *stage = &b->plan->stages[b->plan->n_stages];
 	uint64_t bytes = b->plan->workspace_bytes;
-	union abi_args args;
-	struct select_stage select = {.plan = b->plan,
-				      .device = b->device,
-				      .family = family,
-				      .dtype = dtype,
-				      .args = &args,
-				      .shapes = &b->shapes,
-				      .ask_all = ask_all,
-				      .named = naming_of(&b->naming, family)};
+	struct attempt attempt = {0};
 	int r = family == ABI_FWD_SPLITKV ? planner_place_partials(b) : 0;
 
-	if (r == 0) {
-		begin_stage(b->plan, family, dtype, &args);
-		r = select_kernel(&select, stage, ret_report);
-	}
 	if (r == 0)
-		args_record(b->plan, family, &args, &stage->launch);
-	*ret_scale = select.scale;
+		r = attempt_stage(b, family, dtype, ask_all, &attempt, ret_report);
+	*ret_scale = attempt.select.scale;
 	*ret_stage = *stage;
 	*stage = (struct plan_stage){0};
 	b->plan->workspace_bytes = bytes;
 	return r;
 }
 
+/* The stage as it was found while numbers of splits were weighed up; NULL: it was not looked at. */
+static const struct plan_stage *stage_seen(const struct planner *b, enum abi_family family)
+{
+	const struct plan *plan = b->plan;
+
+	for (size_t i = 0; i < b->outlooks.n && !b->report; i++) {
+		const struct outlook *o = &b->outlooks.list[i];
+
+		if (o->time >= 0 && o->stage.family == family && o->n_splits == plan->n_splits &&
+		    (plan->n_splits == 0 || o->split_size == plan->split_size))
+			return &o->stage;
+	}
+	return NULL;
+}
+
+/* What specs/ does not describe yet, the device may still have. Return: whether it has. */
+static bool find_without_spec(const struct planner *b, const struct attempt *attempt,
+			      struct plan_stage *stage)
+{
+	const struct plan_device *device = b->device;
+	const char *why;
+
+	if (attempt->select.named || !device->find ||
+	    device->find(device->owner, stage->family, stage->dtype, &attempt->args, stage, &why) !=
+		    0)
+		return false;
+	args_record(b->plan, stage->family, &attempt->args, &stage->launch);
+	return true;
+}
+
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
+	const struct plan_stage *seen = stage_seen(b, family);
 	struct select_report report = {0};
-	struct select_named *named = naming_of(&b->naming, family);
-	union abi_args args;
-	const char *why;
+	struct attempt attempt;
 	int r;
 
-	if (b->has_found && !b->report && b->found.family == family &&
-	    b->found_splits == plan->n_splits) {
-		*stage = b->found;
+	if (seen) {
+		*stage = *seen;
 		plan->n_stages++;
 		return 0;
 	}
-	begin_stage(plan, family, dtype, &args);
-	if (b->device->registry) {
-		struct select_stage select = {.plan = plan,
-					      .device = b->device,
-					      .family = family,
-					      .dtype = dtype,
-					      .args = &args,
-					      .shapes = &b->shapes,
-					      .ask_all = b->report,
-					      .named = named};
-
-		r = select_kernel(&select, stage, b->report ? &report : NULL);
-		memcpy(b->why, select.why, sizeof(b->why));
-		if (b->report)
-			b->report->selected(b->report, &select, r == 0 ? stage : NULL, &report);
-		select_report_deinit(&report);
-	} else {
-		r = SELECT_NO_SPEC;
-	}
-	/* What specs/ does not describe yet, the device may still have. */
+	r = attempt_stage(b, family, dtype, b->report, &attempt, b->report ? &report : NULL);
+	if (b->device->registry)
+		memcpy(b->why, attempt.select.why, sizeof(b->why));
+	if (b->device->registry && b->report)
+		b->report->selected(b->report, &attempt.select, r == 0 ? stage : NULL, &report);
+	select_report_deinit(&report);
 	if (r == SELECT_NO_SPEC)
-		r = named || !b->device->find ||
-		    b->device->find(b->device->owner, family, dtype, &args, stage, &why) != 0;
+		r = find_without_spec(b, &attempt, stage) ? 0 : 1;
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
-	if (r == 0) {
-		args_record(plan, family, &args, &stage->launch);
-		plan->n_stages++;
-	}
+	plan->n_stages += r == 0;
 	return r;
 }
 
@@ -420,14 +444,6 @@ void planner_list_splits(const struct planner *b, int32_t n_default, struct plan
 
 /* ---- looking ---- */
 
-struct outlook {
-	int32_t n_splits, split_size;
-	double time;  /* of the best candidate; < 0: there is none */
-	double scale; /* microseconds for an estimate of 1; 0: unknown here */
-	bool measured, predicted;
-	struct plan_stage stage; /* of that candidate */
-};
-
 static void set_splits(struct planner *b, int32_t n, int32_t size)
 {
 	b->plan->n_splits = n;
@@ -534,15 +550,8 @@ static const char *source_of(const struct outlook *outlook)
 	return outlook->measured ? "measured" : "predicted";
 }
 
-/* What is weighed up: a number of splits each. */
-struct outlooks {
-	struct outlook list[PLANNER_MOST_SPLITS];
-	size_t n;
-};
-
 /* Whether there is anything to weigh up. */
-static bool list_outlooks(struct planner *b, struct split_choice *ret_split,
-			  struct outlooks *ret_outlooks)
+static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 {
 	struct split_device device = planner_split_device(b->device);
 	struct planner_splits list;
@@ -553,10 +562,10 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split,
 	if (ret_split->shares || !planner_is_free(b) || b->naming.n > 0 || !b->device->registry ||
 	    !is_informed(b, &list, ret_split->n))
 		return false;
-	ret_outlooks->n = list.count;
+	b->outlooks.n = list.count;
 	for (size_t i = 0; i < list.count; i++)
-		ret_outlooks->list[i] = (struct outlook){.n_splits = list.n[i],
-							 .split_size = list.size[i]};
+		b->outlooks.list[i] = (struct outlook){.n_splits = list.n[i],
+						       .split_size = list.size[i]};
 	return true;
 }
 
@@ -565,8 +574,7 @@ struct plan_looking {
 	struct plan plan;
 	struct planner planner;
 	struct fmha_error error;
-	struct outlooks outlooks;
-	size_t n_done;
+	size_t n_done; /* of its outlooks */
 	bool failed;
 };
 
@@ -588,14 +596,14 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
-	    plan_total_q(b->plan) > 0 && list_outlooks(b, &split, &looking->outlooks))
+	    plan_total_q(b->plan) > 0 && list_outlooks(b, &split))
 		return looking;
 	return plan_looking_free(looking);
 }
 
 bool plan_look(struct plan_looking *looking)
 {
-	struct outlooks *outlooks = &looking->outlooks;
+	struct outlooks *outlooks = &looking->planner.outlooks;
 
 	if (looking->n_done < outlooks->n)
 		looking->failed |= look(&looking->planner, &outlooks->list[looking->n_done++]) < 0;
@@ -626,14 +634,15 @@ bool planner_take_looking(struct planner *b, const struct fmha_problem *problem)
 /* Were these looked at before? Then they are as they were found. */
 static bool has_looked(const struct plan_looking *looking, struct outlooks *outlooks)
 {
-	if (!looking || looking->failed || looking->n_done < outlooks->n ||
-	    looking->outlooks.n != outlooks->n)
+	const struct outlooks *seen = looking ? &looking->planner.outlooks : NULL;
+
+	if (!looking || looking->failed || looking->n_done < outlooks->n || seen->n != outlooks->n)
 		return false;
 	for (size_t i = 0; i < outlooks->n; i++)
-		if (looking->outlooks.list[i].n_splits != outlooks->list[i].n_splits ||
-		    looking->outlooks.list[i].split_size != outlooks->list[i].split_size)
+		if (seen->list[i].n_splits != outlooks->list[i].n_splits ||
+		    seen->list[i].split_size != outlooks->list[i].split_size)
 			return false;
-	*outlooks = looking->outlooks;
+	*outlooks = *seen;
 	return true;
 }
 
@@ -648,29 +657,26 @@ bool planner_without_shares(struct planner *b, struct split_choice *ret_split)
 
 int planner_choose_splits(struct planner *b, struct split_choice *ret_split)
 {
-	struct outlooks outlooks;
+	struct outlooks *outlooks = &b->outlooks;
 	const struct outlook *best;
 	int r = 0;
 
-	if (!list_outlooks(b, ret_split, &outlooks))
+	if (!list_outlooks(b, ret_split))
 		return 0;
-	if (!has_looked(b->device->looking, &outlooks))
-		for (size_t i = 0; i < outlooks.n && r == 0; i++)
-			r = look(b, &outlooks.list[i]);
+	if (!has_looked(b->device->looking, outlooks))
+		for (size_t i = 0; i < outlooks->n && r == 0; i++)
+			r = look(b, &outlooks->list[i]);
 	if (r < 0)
 		return fmha_error_set(b->err, r, "plan: out of memory");
-	if (!on_one_scale(outlooks.list, outlooks.n))
+	if (!on_one_scale(outlooks->list, outlooks->n))
 		return 0;
-	best = best_of(outlooks.list, outlooks.n);
+	best = best_of(outlooks->list, outlooks->n);
 	if (!best)
 		return 0;
-	b->has_found = true;
-	b->found_splits = best->n_splits;
-	b->found = best->stage;
 	ret_split->n = best->n_splits > 1 ? best->n_splits : 1;
 	ret_split->size = best->n_splits > 1 ? best->split_size : b->plan->problem.seqlen_k;
 	(void)snprintf(ret_split->why, sizeof(ret_split->why),
-		       "the fastest of %zu numbers of splits, as %s", outlooks.n, source_of(best));
+		       "the fastest of %zu numbers of splits, as %s", outlooks->n, source_of(best));
 	return 0;
 }
 

@@ -17,6 +17,22 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 			const struct plan_device *device, struct plan *ret_plan,
 			struct plan_report *report, struct fmha_error *err);
 
+/* Numbers of splits that are looked at for one problem. */
+#define PLANNER_MOST_SPLITS 24
+
+/* What a number of splits promises. */
+struct outlook {
+	int32_t n_splits, split_size;
+	double time;  /* of the best candidate; < 0: there is none */
+	double scale; /* microseconds for an estimate of 1; 0: unknown here */
+	bool measured, predicted;
+	struct plan_stage stage; /* of that candidate */
+};
+struct outlooks {
+	struct outlook list[PLANNER_MOST_SPLITS];
+	size_t n;
+};
+
 struct planner {
 	struct plan *plan;
 	const struct plan_device *device;
@@ -24,11 +40,7 @@ struct planner {
 	struct naming naming;
 	struct shape_words shapes; /* where there is a registry */
 	struct fmha_error *err;
-	/* The stage that was found while numbers of splits were weighed up, of the best one: it is not looked for
-	 * again. */
-	bool has_found;
-	int32_t found_splits;
-	struct plan_stage found;
+	struct outlooks outlooks;      /* their stages are not looked for again */
 	char why[SELECT_REASON_BYTES]; /* nothing was found for the stage before; may be empty */
 };
 
@@ -60,8 +72,6 @@ int planner_place_partials(struct planner *b);
 
 /* ---- into how many splits keys are cut ---- */
 
-/* Numbers of splits that are looked at for one problem. */
-#define PLANNER_MOST_SPLITS 24
 struct planner_splits {
 	int32_t n[PLANNER_MOST_SPLITS], size[PLANNER_MOST_SPLITS];
 	size_t count;
