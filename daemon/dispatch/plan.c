@@ -175,16 +175,12 @@ static bool choose_dq_splits(struct planner *b)
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	const struct plan_stage *stage = &plan->stages[1];
-	struct launch_bases bases = args_placeholders(plan);
 	struct split_choice split;
 	struct square square;
-	union abi_args args;
 
-	if (is_on_cpu(b)) {
-		args_fill(plan, 1, &bases, &args);
-		square = square_of(&args.bwd, stage->spec.tile.tile_m0, stage->spec.tile.tile_n0,
-				   p->seqlen_q, p->seqlen_k);
-	}
+	if (is_on_cpu(b))
+		square = square_of(&stage->launch.args.bwd, stage->spec.tile.tile_m0,
+				   stage->spec.tile.tile_n0, p->seqlen_q, p->seqlen_k);
 	split_choose_dq(p, &device, is_on_cpu(b) ? &square : NULL, &split);
 	plan->dq_split_keys = split.n > 1 ? split.size : 0;
 	if (b->report)
