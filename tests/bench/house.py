@@ -89,8 +89,8 @@ def places(functions):
         words = subprocess.run(["addr2line", "-f", "-e", name, *map(hex, offsets)], capture_output=True, text=True,
                                check=True).stdout.split("\n")
         for offset, function, place in zip(offsets, words[::2], words[1::2]):
-            # From the root, also of an object that a cache has from another tree.
-            path = os.path.normpath(place.rsplit(":", 1)[0])
+            # From the root, also of an object that a cache has from another tree, or whose place is the build tree's.
+            path = os.path.normpath(place.rsplit(":", 1)[0]).removeprefix("build/house/")
             if path[0].isalpha() and not path.startswith("tests/"):
                 found[name, offset] = path, function
     return found
