@@ -18,11 +18,6 @@ struct dense dist_heads(const struct fmha_dist_plan *plan, struct dense whole, i
 	return whole;
 }
 
-int64_t dist_elements(const struct fmha_dist_plan *plan, struct dense d)
-{
-	return (int64_t)plan->p.batch * d.rows * d.row_stride;
-}
-
 bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k,
 		int32_t k_at, int32_t left, int32_t right, struct piece *ret_piece)
 {

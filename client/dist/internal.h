@@ -67,7 +67,6 @@ void *dist_alloc(struct fmha_error *err, size_t n, size_t size);
 struct dense dist_heads(const struct fmha_dist_plan *plan, struct dense whole, int32_t first,
 			int32_t n);
 struct dense dist_dense(const void *data, int32_t rows, int32_t heads, int32_t hdim);
-int64_t dist_elements(const struct fmha_dist_plan *plan, struct dense d);
 
 /* Rows of @q against keys of @k where row i sees [i - left, i + right]. Return: whether it sees any. */
 bool dist_piece(struct fmha_dist_interval q, int32_t q_at, struct fmha_dist_interval k,

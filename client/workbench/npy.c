@@ -20,22 +20,15 @@
 
 static const struct {
 	const char *descr, *alias; /* both are written by some NumPy */
-	const char *name;
 	uint32_t bytes;
 } types[NPY_N_TYPES] = {
-	[NPY_F4] = {"<f4", "<f4", "float32", 4}, [NPY_F2] = {"<f2", "<f2", "float16", 2},
-	[NPY_U2] = {"<u2", "<u2", "uint16", 2},  [NPY_U1] = {"|u1", "<u1", "uint8", 1},
-	[NPY_I4] = {"<i4", "<i4", "int32", 4},
+	[NPY_F4] = {"<f4", "<f4", 4}, [NPY_F2] = {"<f2", "<f2", 2}, [NPY_U2] = {"<u2", "<u2", 2},
+	[NPY_U1] = {"|u1", "<u1", 1}, [NPY_I4] = {"<i4", "<i4", 4},
 };
 
 uint32_t npy_type_bytes(enum npy_type type)
 {
 	return types[type].bytes;
-}
-
-const char *npy_type_name(enum npy_type type)
-{
-	return types[type].name;
 }
 
 /* ---- the header's dictionary: a Python literal with three keys ---- */

@@ -26,7 +26,6 @@ struct npy {
 };
 
 uint32_t npy_type_bytes(enum npy_type type);
-const char *npy_type_name(enum npy_type type); /* "float32", "uint16", ... */
 
 /*
  * Reads the header at the start of @data. Never looks beyond @n bytes; a header that is cut off, or
