@@ -24,7 +24,7 @@
 #define TILE(pipeline, cores, families, types, without, hdim, m, n, waves_m, waves_n, blocks)      \
 	{                                                                                          \
 		pipeline, families, cores, types, hdim, m, n, waves_m, waves_n, blocks,            \
-			(without) | (GPU_WIDENS(pipeline) ? 0 : WITHOUT(narrow))                       \
+			(without) | (GPU_WIDENS(pipeline) ? 0 : WITHOUT(narrow))                   \
 	}
 #define ROWS(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, FORWARD, HALF | FP8, 0, hdim, m, n, waves_m, waves_n, blocks)
