@@ -122,6 +122,17 @@ struct DataRow {
 		return DataInterval{clamp(low, 0, n_k),
 				    clamp(load_memory(endpoints + 2 * k * step), 0, n_k)};
 	}
+	/* The first two, of three endpoints that are asked for at once. */
+	METHOD void first_two(DataInterval &x, DataInterval &y) const
+	{
+		i32 f[3];
+
+		UNROLL
+		for (int i = 0; i < 3; i++)
+			f[i] = clamp(load_memory(endpoints + min_of(i, 2 * n - 2) * step), 0, n_k);
+		x = DataInterval{0, f[0]};
+		y = DataInterval{f[1], n > 1 ? f[2] : 0};
+	}
 	METHOD DataReach reach() const
 	{
 		DataReach r = DataReach::nothing();
@@ -204,21 +215,64 @@ template <class C> struct DataMask {
 		return sees;
 	}
 
-	/* Which of 16 columns a row sees, a bit each; of bits @begin is a multiple of 8. */
-	METHOD u32 sees_16(i32 row, i32 head, i32 begin) const
+	/* The same of a few rows whose endpoints are asked for at once, as far as they are the
+	 * first three. */
+	template <int ROWS>
+	METHOD void sees_of_rows(DataSees (&sees)[ROWS], const i32 (&row)[ROWS], i32 head,
+				 i32 begin, i32 end) const
+	{
+		if constexpr (INTERVALS) {
+			DataInterval x[ROWS][2];
+
+			UNROLL
+			for (int i = 0; i < ROWS; i++)
+				DataRow::make(m, v, row[i], head).first_two(x[i][0], x[i][1]);
+			UNROLL
+			for (int i = 0; i < ROWS; i++) {
+				sees[i] = DataSees{false, false};
+				sees[i].add(x[i][0], begin, end);
+				sees[i].add(x[i][1], begin, end);
+			}
+			if ((m.n_endpoints + 1) / 2 <= 2)
+				return;
+			UNROLL
+			for (int i = 0; i < ROWS; i++) {
+				const DataRow of = DataRow::make(m, v, row[i], head);
+
+				NO_UNROLL
+				for (i32 k = 2; k < of.n; k++)
+					sees[i].add(of.at(k), begin, end);
+			}
+		} else {
+			UNROLL
+			for (int i = 0; i < ROWS; i++)
+				sees[i] = sees_of(row[i], head, begin, end);
+		}
+	}
+
+	METHOD static u32 bits_of_16(const DataInterval &x, i32 begin)
+	{
+		return ((1u << clamp(x.high - begin, 0, 16)) - 1) &
+		       ~((1u << clamp(x.low - begin, 0, 16)) - 1);
+	}
+	/* Which of 16 columns a row sees, a bit each; of bits @begin is a multiple of 8. TOGETHER:
+	 * the first three endpoints are asked for at once, which takes registers. */
+	template <bool TOGETHER> METHOD u32 sees_16(i32 row, i32 head, i32 begin) const
 	{
 		u32 seen = 0;
 
 		if constexpr (INTERVALS) {
 			const DataRow of = DataRow::make(m, v, row, head);
 
-			NO_UNROLL
-			for (i32 k = 0; k < of.n; k++) {
-				DataInterval x = of.at(k);
+			if (TOGETHER) {
+				DataInterval x, y;
 
-				seen |= ((1u << clamp(x.high - begin, 0, 16)) - 1) &
-					~((1u << clamp(x.low - begin, 0, 16)) - 1);
+				of.first_two(x, y);
+				seen = bits_of_16(x, begin) | bits_of_16(y, begin);
 			}
+			NO_UNROLL
+			for (i32 k = TOGETHER ? 2 : 0; k < of.n; k++)
+				seen |= bits_of_16(of.at(k), begin);
 		} else {
 			const u8 *bits = bits_of(row, head);
 			i32 last = (v.n_k - 1) >> 3;

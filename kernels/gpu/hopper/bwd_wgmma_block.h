@@ -187,6 +187,10 @@ template <class C> struct BackwardWgmmaBlock {
 		return false;
 	}
 
+	/* A thread's rows whose endpoints are on their way together: they are as far as the L2
+	 * cache. */
+	static const int AT_ONCE_ROWS = 4;
+
 	/* Finds what is walked, by all threads. words: SEEN_AT and what follows. */
 	METHOD void find_seen(u32 *words)
 	{
@@ -205,19 +209,28 @@ template <class C> struct BackwardWgmmaBlock {
 		for (i32 h = alike ? at.q_per_k() - 1 : 0; h < at.q_per_k(); h++) {
 			NO_UNROLL
 			for (i32 r = thread_id(); r < ceil_div(rows, FMHA_WAVE) * FMHA_WAVE;
-			     r += THREADS) {
-				/* 32 rows are of one tile */
-				DataSees sees = at.mask_data().sees_of(
-					min_of(from + r, at.seq.n_q - 1), at.head + h, first, end);
-				bool some = any_of_wave(sees.some), cut = any_of_wave(!sees.all);
-				i32 run = r / C::TILE_M >> shift;
+			     r += AT_ONCE_ROWS * THREADS) {
+				DataSees sees[AT_ONCE_ROWS];
+				i32 row[AT_ONCE_ROWS];
 
-				if (lane_id() != 0)
-					continue;
-				if (some)
-					atomicOr(words + run / 32, 1u << run % 32);
-				if (cut)
-					atomicOr(words + WORDS + run / 32, 1u << run % 32);
+				/* Those behind the last one are it again, and nobody's below. */
+				UNROLL
+				for (int i = 0; i < AT_ONCE_ROWS; i++)
+					row[i] = min_of(from + r + i * THREADS, at.seq.n_q - 1);
+				at.mask_data().sees_of_rows(sees, row, at.head + h, first, end);
+				UNROLL
+				for (int i = 0; i < AT_ONCE_ROWS; i++) {
+					/* 32 rows are of one tile */
+					i32 place = r + i * THREADS,
+					    run = place / C::TILE_M >> shift;
+					bool some = any_of_wave(sees[i].some),
+					     cut = any_of_wave(!sees[i].all);
+
+					if (lane_id() == 0 && place < rows && some)
+						atomicOr(words + run / 32, 1u << run % 32);
+					if (lane_id() == 0 && place < rows && cut)
+						atomicOr(words + WORDS + run / 32, 1u << run % 32);
+				}
 			}
 		}
 		block_sync();
@@ -287,11 +300,15 @@ template <class C> struct BackwardWgmmaBlock {
 		i32 heads = C::MASK ? heads_of_section(n_y) : n_y;
 
 		/* there blocks wait for those before them */
-		if (C::MASK && heads == n_y && !a.deterministic)
+		if (C::MASK && heads == n_y && !a.deterministic && !HAS_DATA)
 			number = balanced(number, n_x * n_y);
 		i32 y = number / n_x, x = number - y * n_x;
 
-		if (C::MASK)
+		/* The same keys of all heads of a batch entry have as much work: side by side,
+		 * units that begin together end together. */
+		if (HAS_DATA)
+			longest_first(n_x, n_y, a.nhead_k, &x, &y);
+		else if (C::MASK)
 			longest_first(n_x, n_y, heads, &x, &y);
 		i32 batch = y / a.nhead_k;
 
@@ -622,8 +639,8 @@ template <class C> struct BackwardWgmmaBlock {
 
 		UNROLL
 		for (int i = 0; i < C::TILE_M / FMHA_WAVE; i++)
-			keys[i] = at.mask_data().sees_16(query_of(step) + i * FMHA_WAVE + lane,
-							 step.head, row_of(0));
+			keys[i] = at.mask_data().template sees_16<!(NARROW && C::MASK)>(
+				query_of(step) + i * FMHA_WAVE + lane, step.head, row_of(0));
 		UNROLL
 		for (int i = 0; i < TN * 4; i++) {
 			const int place = i / 4 * 16 + i % 4 / 2 * 8 + i % 2;

@@ -234,11 +234,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 * SHARING at a time.
 	 */
 	static const int SHARING = 4;
+	/* What a mask that is data leaves of a row is like what it leaves of the rows beside it:
+	 * see locate(). */
+	static const bool SECTIONS = C::MASK && !HAS_DATA;
 	METHOD i32 heads_of_section() const
 	{
 		i32 n_blocks = (i32)gridDim.x;
 
-		if (!C::MASK || a.sequences.seqstart_q)
+		if (!SECTIONS || a.sequences.seqstart_q)
 			return heads();
 		i32 rounds = 2 *
 			     ceil_div(ceil_div(n_blocks, SHARING) * tiles_of_head(), 2 * n_blocks);
@@ -257,11 +260,20 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/* The piece of this number in a section; false: there are no such rows. Without a mask a
 	 * head's pieces stay together, and its keys in the cache; divisors would spill registers
-	 * there. */
+	 * there. Under one that is data those of the same rows of all heads do, which have as much
+	 * work: blocks that begin together end together. */
 	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
 	{
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
+		if constexpr (HAS_DATA) {
+			i32 place = number / a.nhead_q, n = tiles_of_head(), batch = place / n;
+
+			head = number - place * a.nhead_q;
+			tile_row = (n - 1 - (place - batch * n)) * C::TILE_M;
+			seq = find_sequence(a.sequences, &a.cache, batch);
+			return find_tiles(ret_tiles);
+		}
 		i32 n_tiles = tiles_of_head(), n = C::MASK ? at.heads.by : n_tiles;
 		i32 quotient = C::MASK ? at.heads.quotient(number) : number / n,
 		    remainder = number - quotient * n;
@@ -306,7 +318,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		for (;;) {
 			i32 start = at->round * n_blocks,
-			    n_heads = C::MASK ? at->heads.by : heads();
+			    n_heads = SECTIONS ? at->heads.by : heads();
 			i32 number = start +
 				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
 			i32 pieces = a.sequences.seqstart_q ? grid_pieces(&a, C::TILE_M)
@@ -315,7 +327,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
 
-				if (!C::MASK || left <= 0)
+				if (!SECTIONS || left <= 0)
 					return false;
 				*at = Progress{at->first + n_heads,
 					       left < n_heads ? Divisor::make(left) : at->heads, 0};
