@@ -39,6 +39,12 @@ def cases():
     yield "fwd", Case("forward", **d, sq=70, sk=90, dq=64, dv=64, bias=abi.BF16, dropout=0.2, randval=True)
     yield "fwd", Case("forward", **d | dict(dtype=abi.F32), sq=50, sk=70, dq=40, dv=40, mask=BR, right=0)
     yield "fwd", Case("forward", **d | dict(dtype=abi.E4M3), sq=70, sk=90, dq=64, dv=64, descale=True)
+    narrow = dict(kv_dtype=abi.E4M3, descale=True)
+    yield "fwd narrow", Case("forward", **d, **narrow, sq=150, sk=300, dq=128, dv=128, mask=BR, right=0)
+    yield "fwd narrow", Case("forward", **d | dict(dtype=abi.F16, kv_dtype=abi.E5M2), sq=200, sk=230, dq=64, dv=64)
+    yield "fwd narrow", Case("forward", **d, **narrow, sq=70, sk=150, dq=256, dv=256)
+    yield "fwd_pagedkv narrow", Case("forward", **d, **narrow, sq=70, sk=290, dq=192, dv=128, page=16, lens_k=[289, 1], cap=3.0)
+    yield "fwd_splitkv narrow", Case("forward", **d, **narrow, sq=2, sk=333, dq=128, dv=128, splits=3, split_size=128)
     yield "fwd_splitkv", Case("forward", **d, sq=1, sk=333, dq=128, dv=128, splits=3, split_size=128, sink=True)
     yield "fwd_splitkv", Case("forward", **d | dict(dtype=abi.F16), sq=70, sk=200, dq=64, dv=64, splits=2,
                               split_size=128)

@@ -204,6 +204,48 @@ static void eight_bits_fill_boxes_of_128_columns(void **state)
 	assert_int_equal(record.maps[K].strides[0], HEADS_K * HDIM_Q);
 }
 
+/* Under queries of 16 bits: boxes go by each tensor's own type, O by the queries'. */
+static void narrow_keys_have_boxes_of_their_own(void **state)
+{
+	static const int32_t types[] = {ABI_E4M3, ABI_E5M2};
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct abi_fwd_args a = problem();
+		struct launch_record record;
+
+		a.kv_dtype = types[i];
+		assert_null(gpu_kernel_maps(&kernel, &a, &record));
+		assert_int_equal(record.maps[Q].dtype, ABI_BF16);
+		assert_int_equal(record.maps[Q].box[0], 64);
+		assert_int_equal(record.maps[K].dtype, types[i]);
+		assert_int_equal(record.maps[K].box[0], 128);
+		assert_int_equal(record.maps[K].strides[0], HEADS_K * HDIM_Q);
+		assert_int_equal(record.maps[V].box[0], 128);
+		a.o_dtype = ABI_F16;
+		assert_string_equal(gpu_kernel_maps(&kernel, &a, &record),
+				    "O has not the type of Q");
+	}
+}
+
+/* Decode's loop takes one scale a head of such keys, as of queries of 8 bits. */
+static void decode_refuses_several_scales_of_a_head(void **state)
+{
+	static const struct gpu_kernel decode = {
+		.family = ABI_FWD_SPLITKV, .dtype = ABI_BF16, .tile = {.pipeline = GPU_DECODE}};
+	static const float factors[4] = {1, 1, 1, 1};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.kv_dtype = ABI_E4M3;
+	a.k_descale = (struct abi_descale){.data = factors};
+	assert_null(gpu_kernel_maps(&decode, &a, &record));
+	a.k_descale.block = 16;
+	assert_string_equal(gpu_kernel_maps(&decode, &a, &record),
+			    "keys of a head have several scales");
+}
+
 static void what_the_engine_cannot_follow_is_refused(void **state)
 {
 	static const float factor = 1;
@@ -608,6 +650,8 @@ int main(void)
 		cmocka_unit_test(a_bias_is_a_map_by_rows_and_keys),
 		cmocka_unit_test(a_bias_may_repeat),
 		cmocka_unit_test(eight_bits_fill_boxes_of_128_columns),
+		cmocka_unit_test(narrow_keys_have_boxes_of_their_own),
+		cmocka_unit_test(decode_refuses_several_scales_of_a_head),
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(pages_come_in_boxes_that_tiles_have_in_common),
 		cmocka_unit_test(latents_have_one_map),
