@@ -139,8 +139,8 @@ DEV u32 scale_into_f16(u32 pair, float scale)
 			  BF16::to_float((u16)(pair >> 16)) * scale);
 }
 
-/* Queries of 16 bits, laid out likewise; @factors: of each row, what its scores are to be multiplied
- * by. The lanes of a row are neighbours. */
+/* Queries of 16 bits, laid out likewise; @factors: of each row, what its scores are to be
+ * multiplied by. The lanes of a row are neighbours. */
 template <class Element, int ROWS, int HDIM, int THREADS, class Tile, class View>
 DEV void put_wide_queries(const Tile &to, const View &view, i32 first, i32 end, float *factors)
 {

@@ -55,7 +55,8 @@ template <class C, bool FACTORS> struct Decode {
 	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
 	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES),
 		      "as lds.h says");
-	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES, BELOW) <= C::LDS_BYTES,
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES, BELOW) <=
+			      C::LDS_BYTES,
 		      "the host asks lds.h, too");
 
 	/* Q in registers, where they allow it. */

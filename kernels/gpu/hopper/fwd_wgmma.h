@@ -2,8 +2,8 @@
 /*
  * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and
  * scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the
- * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values, and keys that are
- * narrower than their queries (wgmma_values.h).
+ * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values, and keys that
+ * are narrower than their queries (wgmma_values.h).
  * The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one
  * behind the other while the softmax of those scores is computed, so that the tensor cores seldom
  * wait.
@@ -80,8 +80,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
-	/* Warpgroups that load: keys and values to be widened are more than one does beside two that
-	 * multiply; three, or the widest heads, leave no registers for another. */
+	/* Warpgroups that load: keys and values to be widened are more than one does beside two
+	 * that multiply; three, or the widest heads, leave no registers for another. */
 	static const int LOADERS = lds_wgmma_loaders(NARROW, C::WAVES_M, C::HDIM_V);
 	static const int THREADS = C::THREADS + LOADERS * GROUP_THREADS;
 
@@ -132,9 +132,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
 							      : 24;
-	static const int PRODUCT_REGISTERS =
-		(LAUNCHED_REGISTERS * (GROUPS + LOADERS) - LOADER_REGISTERS * LOADERS) / GROUPS / 8 *
-		8;
+	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
+					      LOADER_REGISTERS * LOADERS) /
+					     GROUPS / 8 * 8;
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
 	static const int WIDENING_WARPS = 4 * LOADERS - 1; /* all that do not ask the copy engine */
 	static const int COPYING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
@@ -846,7 +846,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		barrier_wait(k_copy_full(copy.stage), copy.parity);
 		barrier_wait(k_empty(stage), keys.parity);
-		/* They do not share a tile evenly: who has most of the values has least of the keys. */
+		/* They do not share a tile evenly: who has most of the values has least of the
+		 * keys. */
 		WideKeys::widen_tile(k_tile(stage), k_copy(copy.stage), 0, C::TILE_N,
 				     WIDENING_WARPS - 1 - widening_warp(), WIDENING_WARPS);
 		fence_async();
