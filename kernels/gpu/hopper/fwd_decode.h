@@ -419,19 +419,29 @@ template <class C, bool FACTORS> struct Decode {
 				view.base + (view.packed_layout ? (i64)chunk * view.page_size * UNIT
 								: chunk * UNIT);
 
-			/* rows side by side lie in one page */
-			if ((view.page_size | view.leftpad) % RUN == 0) {
-				copies.copy([&](int, i32 r) {
-					return from +
-					       (i64)(i32)shuffle_word(unit, r / RUN * RUN) * UNIT +
-					       r % RUN * stride;
-				});
-			} else {
-				copies.copy([&](int, i32 r) {
-					return from + (i64)(i32)shuffle_word(unit, r) * UNIT;
-				});
-			}
+			if constexpr (RUN % Copies::STEP == 0) /* a pass has rows of one run */
+				if ((view.page_size | view.leftpad) % RUN == 0)
+					return copy_runs(copies, view, from + first * stride, unit);
+			copies.copy([&](int, i32 r) {
+				return from + (i64)(i32)shuffle_word(unit, r) * UNIT;
+			});
 		}
+	}
+
+	/* Rows side by side lie in one page: where a run begins is found once, and a thread's
+	 * copies are as far apart as without pages. @from: the thread's row of a run at the cache's
+	 * first place. */
+	template <class Copies>
+	METHOD static void copy_runs(const Copies &copies, const Keys &view, const KeyStorage *from,
+				     i32 unit)
+	{
+		const i64 stride = row_stride(view);
+		const KeyStorage *runs[(SHARE + RUN - 1) / RUN];
+
+		UNROLL
+		for (int i = 0; i < (SHARE + RUN - 1) / RUN; i++)
+			runs[i] = from + (i64)(i32)shuffle_word(unit, i * RUN) * UNIT;
+		copies.copy([&](int n, i32) { return runs[n / RUN] + n % RUN * stride; });
 	}
 
 	/* In pages places are counted in chunks of 16 bytes: 32 bits are enough for most caches. */
