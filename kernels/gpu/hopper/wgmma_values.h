@@ -164,7 +164,7 @@ struct WgmmaValues<Core, E4M3, TN, TD>
 				 i32 dtype, i32 lane)
 	{
 		if (dtype == ABI_F32)
-			store_floats(o, rows, hdim);
+			Halves::store_floats(o, rows, hdim);
 		else if (dtype == ABI_F16)
 			Halves::store_halves(o, rows, hdim, lane, F16());
 		else
