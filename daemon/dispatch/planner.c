@@ -219,23 +219,22 @@ static int attempt_stage(struct planner *b, enum abi_family family, uint32_t dty
 	struct plan *plan = b->plan;
 	struct plan_stage *stage = &plan->stages[plan->n_stages];
 	struct launch_bases bases = args_placeholders(plan);
-	struct attempt *attempt = ret_attempt;
 	int r = SELECT_NO_SPEC;
 
 	*stage = (struct plan_stage){.family = family, .dtype = dtype};
-	args_fill(plan, plan->n_stages, &bases, &attempt->args);
-	attempt->select = (struct select_stage){.plan = plan,
-						.device = b->device,
-						.family = family,
-						.dtype = dtype,
-						.args = &attempt->args,
-						.shapes = &b->shapes,
-						.ask_all = ask_all,
-						.named = naming_of(&b->naming, family)};
+	args_fill(plan, plan->n_stages, &bases, &ret_attempt->args);
+	ret_attempt->select = (struct select_stage){.plan = plan,
+						    .device = b->device,
+						    .family = family,
+						    .dtype = dtype,
+						    .args = &ret_attempt->args,
+						    .shapes = &b->shapes,
+						    .ask_all = ask_all,
+						    .named = naming_of(&b->naming, family)};
 	if (b->device->registry)
-		r = select_kernel(&attempt->select, stage, ret_report);
+		r = select_kernel(&ret_attempt->select, stage, ret_report);
 	if (r == 0)
-		args_record(plan, family, &attempt->args, &stage->launch);
+		args_record(plan, family, &ret_attempt->args, &stage->launch);
 	return r;
 }
 

@@ -104,23 +104,20 @@ template <> struct MmaType<BF16> {
 	}
 };
 
-/* Four values of e4m3 in f16: the first two, and the others. */
-DEV void widen(u32 word, u32 *low, u32 *high)
-{
-	asm("{\n\t"
-	    ".reg .b16 a, b;\n\t"
-	    "mov.b32 {a, b}, %2;\n\t"
-	    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
-	    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
-	    "}"
-	    : "=r"(*low), "=r"(*high)
-	    : "r"(word));
-}
-
 /* Four values of 8 bits in 16, each of them exactly: the first two, and the others. */
 template <class To, class From> struct Widening;
 template <> struct Widening<F16, E4M3> {
-	METHOD static void widen(u32 word, u32 *low, u32 *high) { ::widen(word, low, high); }
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		asm("{\n\t"
+		    ".reg .b16 a, b;\n\t"
+		    "mov.b32 {a, b}, %2;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
+		    "}"
+		    : "=r"(*low), "=r"(*high)
+		    : "r"(word));
+	}
 };
 template <> struct Widening<F16, E5M2> {
 	METHOD static void widen(u32 word, u32 *low, u32 *high)

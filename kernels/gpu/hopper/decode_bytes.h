@@ -20,10 +20,11 @@
 #include "block/fwd_output.h"
 
 /* C for such keys: factors of whole heads wait for the end, and do not concern the scores one by
- * one. */
+ * one. FACTORS: there are such, or those of rows of bf16. */
 template <class C> struct BytesInF16 : C {
 	typedef CoreMma<F16> Core;
 	static const bool DESCALE = false;
+	static const bool FACTORS = C::DESCALE || SameType<typename C::Element, BF16>::value;
 };
 
 /* Widens two dims each of two keys: the first dim's two keys, and the second's. */
@@ -122,7 +123,7 @@ DEV void put_queries(const Tile &to, const View &view, i32 first, i32 end)
 
 		UNROLL
 		for (int i = 0; i < 4; i++)
-			widen(x.w[i], &low.w[i], &high.w[i]);
+			Widening<F16, E4M3>::widen(x.w[i], &low.w[i], &high.w[i]);
 		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c)) = low;
 		*(chunk16 *)(to.lds + Tile::S::offset(r, 2 * c + 1)) = high;
 	}

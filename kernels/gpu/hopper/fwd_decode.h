@@ -510,13 +510,9 @@ template <class C, bool NARROW = sizeof(typename C::KeyElement::Storage) == 1>
 struct Forward : Decode<C, false> {
 	METHOD Forward(const abi_fwd_args &args) : Decode<C, false>(args) {}
 };
-/* Rows of bf16 have a factor each. */
-template <class C>
-struct Forward<C, true>
-	: Decode<BytesInF16<C>, C::DESCALE || SameType<typename C::Element, BF16>::value> {
+template <class C> struct Forward<C, true> : Decode<BytesInF16<C>, BytesInF16<C>::FACTORS> {
 	METHOD Forward(const abi_fwd_args &args)
-		: Decode<BytesInF16<C>,
-			 C::DESCALE || SameType<typename C::Element, BF16>::value>(args)
+		: Decode<BytesInF16<C>, BytesInF16<C>::FACTORS>(args)
 	{
 	}
 };

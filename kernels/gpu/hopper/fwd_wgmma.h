@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fwd_wgmma.h: forward attention on Hopper. What a tile of scores means is in fwd_scores.h and
- * scores.h; here is how the products are fed. A block's last warpgroup loads: one warp asks the
- * copy engine for tiles of Q, K, V and a bias, and three warps widen 8-bit values, and keys that
- * are narrower than their queries (wgmma_values.h).
- * The others own 64 rows each. The scores of the next tile of keys and O += P V of this one run one
+ * scores.h; here is how the products are fed. A block's last warpgroup loads, or its last two: one
+ * warp asks the copy engine for tiles of Q, K, V and a bias, and the other warps widen 8-bit
+ * values, and keys that are narrower than their queries (wgmma_values.h). The other warpgroups own
+ * 64 rows each. The scores of the next tile of keys and O += P V of this one run one
  * behind the other while the softmax of those scores is computed, so that the tensor cores seldom
  * wait.
  *

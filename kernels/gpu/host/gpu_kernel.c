@@ -164,15 +164,18 @@ static int can_wait(const struct gpu_arch *arch)
 }
 
 /* What all kernels with tiles share. */
-static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family, uint32_t dtype,
-				int narrow, const struct gpu_tile *tile, struct gpu_kernel *k)
+static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family,
+				const struct traits *traits, const struct gpu_tile *tile,
+				struct gpu_kernel *k)
 {
 	static const char *const entries[] = {ABI_FAMILIES(ABI_FAMILY_WORD)};
 	static const char *const dtypes[] = {ABI_DTYPES(ABI_WORD)};
+	const uint32_t dtype = traits->dtype;
 	int32_t threads = tile->waves_m * tile->waves_n * arch->wave;
 
 	if (tile->pipeline == GPU_WGMMA)
-		threads += 128 * lds_wgmma_loaders(narrow, tile->waves_m, tile->hdim_v);
+		threads += 128 *
+			   lds_wgmma_loaders(traits->narrow != 0, tile->waves_m, tile->hdim_v);
 	if (tile->pipeline == GPU_LATENT)
 		threads += 128; /* the warpgroup that loads */
 	if (dtype > ABI_E5M2)
@@ -401,6 +404,25 @@ static int amd_forward_spills(const struct gpu_arch *arch, const struct traits *
 	       t->tile_m == 256;
 }
 
+/* A ring of stages of keys for each team; those of 8 bits are as many again. */
+static const char *decode_misfit(const struct gpu_arch *arch, const struct traits *traits,
+				 const struct gpu_tile *t)
+{
+	int are_bytes = key_bytes(traits) == 1;
+
+	if (traits->dtype > ABI_BF16 && traits->dtype != ABI_E4M3)
+		return "takes queries of 8 bits as e4m3";
+	if (are_bytes && arch->core != GPU_CORE_WGMMA)
+		return "takes keys of 8 bits on Hopper";
+	if (are_bytes && (t->hdim_q % 64 || t->hdim_v % 64))
+		return "takes keys of 8 bits by 64 dims";
+	if (!are_bytes && t->tile_n > (t->hdim_q > 128 ? 32 : 64))
+		return "as many keys are for those of 8 bits";
+	if (!decode_stages(arch, traits, t))
+		return "leaves no room for two stages of keys";
+	return t->tile_n > 32 * t->waves_n ? "a team's share has at most 32 keys" : NULL;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct traits *traits,
 				  const struct gpu_tile *t)
 {
@@ -408,6 +430,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
 			  : t->pipeline == GPU_LATENT     ? latent_misfit(t)
+			  : t->pipeline == GPU_DECODE     ? decode_misfit(arch, traits, t)
 							  : NULL;
 
 	if (!why && t->pipeline == GPU_AMD && traits->dtype > ABI_BF16)
@@ -418,20 +441,6 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 		return why;
 	if (traits->shares && t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT)
 		return "takes splits that were cut";
-	if (t->pipeline == GPU_DECODE && key_bytes(traits) == 1) {
-		if (arch->core != GPU_CORE_WGMMA)
-			return "takes keys of 8 bits on Hopper";
-		if (t->hdim_q % 64 || t->hdim_v % 64)
-			return "takes keys of 8 bits by 64 dims";
-	} else if (t->pipeline == GPU_DECODE && traits->dtype > ABI_BF16) {
-		return "takes queries of 8 bits as e4m3";
-	} else if (t->pipeline == GPU_DECODE && t->tile_n > (t->hdim_q > 128 ? 32 : 64)) {
-		return "as many keys are for those of 8 bits";
-	}
-	if (t->pipeline == GPU_DECODE && !decode_stages(arch, traits, t))
-		return "leaves no room for two stages of keys";
-	if (t->pipeline == GPU_DECODE && t->tile_n > 32 * t->waves_n)
-		return "a team's share has at most 32 keys";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
 	return forward_lds(arch, traits, t) > (int32_t)arch->lds_bytes
@@ -594,7 +603,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	if (!why && t->pipeline == GPU_AMD && amd_forward_spills(arch, traits, t))
 		why = "this tile spills with these";
 	if (!why)
-		why = begin_kernel(arch, family, traits->dtype, traits->narrow != 0, t, k);
+		why = begin_kernel(arch, family, traits, t, k);
 	if (why)
 		return why;
 	f.pack = gpu_pipelines[t->pipeline].pack;
@@ -622,7 +631,7 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 	if (!why && traits->mask_data && lds_bwd_is_shared(t->tile_n))
 		why = "has masks that are data with heads up to 128";
 	if (!why)
-		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, 0, t, k);
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits, t, k);
 	if (why)
 		return why;
 	f.tails = f.dbias_sum = 0; /* its code is the same with and without */
@@ -659,7 +668,7 @@ static const char *make_backward(const struct gpu_arch *arch, const struct trait
 	const char *why = backward_lacks(traits, t);
 
 	if (!why)
-		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits->dtype, 0, t, k);
+		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits, t, k);
 	if (why)
 		return why;
 	f.split = traits->dq_acc;
@@ -682,8 +691,7 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 {
 	struct features f = features_of(family, traits);
 	const char *why = t->pipeline == (int32_t)rows_pipeline(family)
-				  ? begin_kernel(arch, family, traits->dtype, traits->narrow != 0,
-						 t, k)
+				  ? begin_kernel(arch, family, traits, t, k)
 				  : "is another family's";
 
 	if (why)

@@ -344,8 +344,7 @@ static const char *backward_refuses(const struct gpu_tile *tile, const struct ab
 
 static int is_byte_decode(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
-	return kernel->tile.pipeline == GPU_DECODE &&
-	       (kernel->dtype == ABI_E4M3 || a->kv_dtype != 0);
+	return kernel->tile.pipeline == GPU_DECODE && element_bytes(view_kv_dtype(a)) == 1;
 }
 
 /* Whether keys of a head have several. */
