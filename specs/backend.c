@@ -34,18 +34,25 @@ static int is_fp8(int data_type)
 	return data_type == SPEC_FP8 || data_type == SPEC_BF8;
 }
 
-/* Scales are for 8-bit types, those under queries of 16 bits too. */
-static uint32_t absent_traits(const struct spec_row *row, int data_type, int narrow)
+/* Scales are for 8-bit types, those under queries of 16 bits too, and for loops that such keys are widened
+ * for. */
+static uint32_t absent_traits(const struct spec_backend *backend, const struct spec_row *row,
+			      int family, int data_type, int narrow)
 {
 	int is_wide = data_type == SPEC_FP16 || data_type == SPEC_BF16;
+	int takes_widened = is_wide && family == SPEC_FWD &&
+			    backend->pipelines[row->pipeline].flags & SPEC_WIDENED;
 
-	return row->without | (is_fp8(data_type) || narrow ? 0 : TRAIT_BIT(descale)) |
+	return row->without |
+	       (is_fp8(data_type) || narrow || takes_widened ? 0 : TRAIT_BIT(descale)) |
 	       (is_wide ? 0 : TRAIT_BIT(narrow));
 }
 
-static field_set absent_fields(const struct spec_row *row, const struct kernel_signature *signature)
+static field_set absent_fields(const struct spec_backend *backend, const struct spec_row *row,
+			       const struct kernel_signature *signature)
 {
-	return fields_of_traits(absent_traits(row, signature->data_type, signature->narrow));
+	return fields_of_traits(absent_traits(backend, row, signature->family, signature->data_type,
+					      signature->narrow));
 }
 
 static int runs_on(const struct spec_row *row, const struct spec_backend_arch *arch)
@@ -120,12 +127,13 @@ void spec_own_signature(const struct spec_catalog *catalog, int arch, const stru
 /* ---- kernels ---- */
 
 /* Return: NULL: @row has all of the traits; else what it has not. */
-static const char *lacks(const struct spec_row *row, int data_type, const struct traits *traits)
+static const char *lacks(const struct spec_backend *backend, const struct spec_row *row,
+			 int data_type, const struct traits *traits)
 {
 #define LACK(name, NAME, word, kind, families, asked) "no loop with such heads has " #name,
 	static const char *const words[N_TRAITS] = {FMHA_TRAITS(LACK)};
 #undef LACK
-	uint32_t absent = absent_traits(row, data_type, traits->narrow);
+	uint32_t absent = absent_traits(backend, row, traits->op, data_type, traits->narrow);
 
 	for (int i = 0; i < N_TRAITS; i++)
 		if (absent >> i & 1 && trait_infos[i].families >> traits->op & 1 &&
@@ -181,7 +189,7 @@ size_t spec_candidates(const struct spec_catalog *catalog, int arch, const struc
 		if (!row_has(row, own->model, traits->op, signature.data_type) ||
 		    !reaches(row, &signature))
 			continue;
-		why = lacks(row, signature.data_type, traits);
+		why = lacks(own->backend, row, signature.data_type, traits);
 		if (!why)
 			why = make_kernel(own, row, arch, &signature, traits, &ret_specs[n]);
 		if (why) {
@@ -232,7 +240,8 @@ static int is_second(const struct walk *walk, const struct kernel_spec *spec,
 	for (const struct spec_row *row = walk->own->backend->rows; row < walk->row; row++)
 		if (row->pipeline == walk->row->pipeline && row->tile_m == walk->row->tile_m &&
 		    row_has(row, walk->own->model, traits->op, data_type) &&
-		    !lacks(row, data_type, traits) && reaches(row, &spec->signature) &&
+		    !lacks(walk->own->backend, row, data_type, traits) &&
+		    reaches(row, &spec->signature) &&
 		    !make_kernel(walk->own, row, walk->arch, &spec->signature, traits, &made) &&
 		    memcmp(&made, spec, sizeof(made)) == 0)
 			return 1;
@@ -253,7 +262,7 @@ static int walk_traits(const struct walk *walk, int trait, struct traits *traits
 		 trait_infos[trait].families >> traits->op & 1))
 		trait++;
 	if (trait == N_TRAITS) {
-		if (lacks(walk->row, data_type, traits))
+		if (lacks(backend, walk->row, data_type, traits))
 			return 0;
 		signature_of(backend, traits, data_type, dims, &signature);
 		return reaches(walk->row, &signature) &&
@@ -357,7 +366,7 @@ static int has_tile(const struct own_space *own, int pipeline, const struct kern
 			continue;
 		own->backend->cut(own->model, row, &cut);
 		if (memcmp(&cut, spec, sizeof(cut)) == 0) {
-			absent &= absent_fields(row, &spec->signature);
+			absent &= absent_fields(own->backend, row, &spec->signature);
 			found = 1;
 		}
 	}
@@ -454,7 +463,7 @@ const char *backend_judge(const struct spec_catalog *catalog, const struct kerne
 	*ret_field = SPEC_FIELD_data_type;
 	if (!row)
 		return "pipeline {pipeline} has no such type";
-	absent = absent_fields(row, &code.signature);
+	absent = absent_fields(own->backend, row, &code.signature);
 	has = has_tile(own, pipeline, &code, &absent);
 	spec_traits(&code.signature, &traits);
 	why = own->backend->misfit(own->model, pipeline, &code, &traits, ret_field);

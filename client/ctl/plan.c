@@ -110,6 +110,8 @@ static void print_stages(const cJSON *plan)
 			     ctl_number(stage, "workspace_bytes"),
 			     ctl_number(stage, "workspace_offset"));
 	}
+	if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(plan, "widens")))
+		(void)printf("keys       widened into the workspace before attention\n");
 	(void)printf("workspace  %.0f bytes", ctl_number(plan, "workspace_bytes"));
 	if (ctl_number(plan, "workspace_head_bytes") > 0)
 		(void)printf(", of which the host prepares %.0f",

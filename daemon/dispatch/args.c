@@ -263,6 +263,34 @@ static struct abi_dropout dropout_of(const struct plan *plan, const struct launc
 	};
 }
 
+/* Keys or values in the workspace, head by head. */
+static struct abi_tensor wide_keys(const struct plan *plan, const struct launch_bases *bases,
+				   uint64_t offset, int64_t hdim)
+{
+	int64_t of_head = plan_wide_keys(plan) * hdim;
+
+	return (struct abi_tensor){
+		.data = workspace(bases, offset),
+		.stride_batch = plan->problem.nhead_k * of_head,
+		.stride_seq = hdim,
+		.stride_head = of_head,
+		.stride_dim = 1,
+	};
+}
+
+/* What stands in for the cache of attention over keys that a stage before has widened. */
+static void take_wide_keys(const struct plan *plan, const struct launch_bases *bases,
+			   struct abi_fwd_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	a->k = wide_keys(plan, bases, plan->layout.wide_k, p->hdim_q);
+	a->v = wide_keys(plan, bases, plan->layout.wide_v, p->hdim_v);
+	a->kv_dtype = 0;
+	a->cache = (struct abi_kv_cache){.cache_batch = p->batch};
+	a->sequences.total_k = saturate(plan_wide_sequences(plan) * plan_wide_keys(plan));
+}
+
 static abi_i64 alibi_stride(const struct fmha_problem *p)
 {
 	return plan_present(p, FMHA_T_ALIBI_SLOPES) ? p->alibi_slopes.stride[0] : 0;
@@ -309,6 +337,8 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 		a->v = a->k;
 		a->v_descale = a->k_descale;
 	}
+	if (plan->widens)
+		take_wide_keys(plan, bases, a);
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
 		a->q = (struct abi_tensor){
 			.data = workspace(bases, plan->layout.q_rotated),
@@ -453,6 +483,30 @@ static void fill_appendkv(const struct plan *plan, const struct launch_bases *ba
 	}
 }
 
+/* The family's other direction: see abi.h. */
+static void fill_widening(const struct plan *plan, const struct launch_bases *bases,
+			  struct abi_appendkv_args *a)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	*a = (struct abi_appendkv_args){
+		.k_new = wide_keys(plan, bases, plan->layout.wide_k, p->hdim_q),
+		.v_new = wide_keys(plan, bases, plan->layout.wide_v, p->hdim_v),
+		.k = tensor_kv(plan, bases, FMHA_T_K),
+		.v = tensor_kv(plan, bases, FMHA_T_V),
+		.sequences = sequences_of(plan, bases),
+		.cache = cache_of(plan, bases),
+		.seqlen_new = (abi_i32)plan->axes.k.longest,
+		.nhead_q = p->nhead_q,
+		.nhead_k = p->nhead_k,
+		.hdim_q = p->hdim_q,
+		.hdim_v = p->hdim_v,
+		.dtype = (abi_i32)p->k.dtype,
+		.new_dtype = (abi_i32)p->q.dtype,
+		.widens = 1,
+	};
+}
+
 static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 		     struct abi_bwd_args *a)
 {
@@ -511,6 +565,10 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct launch_base
 	enum abi_family family = plan->stages[stage].family;
 
 	memset(ret_args, 0, sizeof(*ret_args));
+	if (plan_stage_widens(plan, stage)) {
+		fill_widening(plan, bases, &ret_args->appendkv);
+		return;
+	}
 	switch (family) {
 #define FILL(NAME, name, args)                                                                     \
 	case ABI_##NAME:                                                                           \

@@ -209,6 +209,7 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 	cJSON_AddNumberToObject(object, "n_splits", plan->n_splits);
 	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
 	cJSON_AddBoolToObject(object, "shares", plan->shares);
+	cJSON_AddBoolToObject(object, "widens", plan->widens != 0);
 	cJSON_AddStringToObject(object, "split_why", split_why);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
 	cJSON_AddNumberToObject(object, "dq_split_keys", plan->dq_split_keys);

@@ -70,6 +70,22 @@ static inline bool plan_packed_q(const struct plan *plan)
 	return plan->axes.q.storage == STORED_PACKED;
 }
 
+/* Does that stage write the cache's keys as q's type? */
+static inline bool plan_stage_widens(const struct plan *plan, uint32_t stage)
+{
+	return plan->widens && stage == plan->append;
+}
+
+/* Keys of an axis of wide_k and wide_v, and how many of those there are. */
+static inline int64_t plan_wide_keys(const struct plan *plan)
+{
+	return plan->axes.k.storage == STORED_PACKED ? plan->axes.k.length : plan->axes.k.longest;
+}
+static inline int64_t plan_wide_sequences(const struct plan *plan)
+{
+	return plan->axes.k.storage == STORED_PACKED ? 1 : plan->axes.sequences;
+}
+
 static inline bool plan_paged(const struct fmha_problem *problem)
 {
 	return problem->page_size > 0;

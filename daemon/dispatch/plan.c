@@ -86,6 +86,19 @@ static int add_unsplit(struct planner *b)
 	return planner_no_kernel(b, family, p->q.dtype);
 }
 
+/* Attention over a cache that is widened first. Return: 0, 1 when that is nothing for this problem; FMHA_E*. */
+static int add_widened(struct planner *b)
+{
+	int r = planner_widen(b);
+
+	if (r != 0)
+		return r;
+	r = planner_add_stage(b, ABI_FWD, b->plan->problem.q.dtype);
+	if (r != 0)
+		planner_unwiden(b);
+	return r;
+}
+
 /* Is a kernel named that takes all keys at once? */
 static bool names_unsplit(struct planner *b)
 {
@@ -110,6 +123,9 @@ static int build_forward(struct planner *b)
 		return r;
 	if (plan_total_q(plan) == 0)
 		return 0;
+	r = add_widened(b);
+	if (r <= 0)
+		return r;
 	r = planner_choose_splits(b, &split);
 	if (r < 0)
 		return r;

@@ -351,18 +351,107 @@ int planner_append(struct planner *b)
 	return r < 0 ? r : planner_need_stage(b, ABI_FWD_APPENDKV, p->k.dtype);
 }
 
+/*
+ * A loop that widens keys of 8 bits itself does so again for every tile of rows, and takes 0.55 to 0.8 of the
+ * speed that it has over 16 bits. A pass over the cache is 3 bytes an element: as much as some 400 rows lose. (H200,
+ * 128 dims; NOTES.md has the figures.)
+ */
+#define WIDEN_ROWS  512 /* that share a head's keys */
+#define WIDEN_FLOPS 1e10
+#define WIDEN_BYTES ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
+
+static bool can_widen(const struct planner *b)
+{
+	const struct fmha_problem *p = &b->plan->problem;
+	enum problem_storage keys = b->plan->axes.k.storage;
+
+	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
+	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
+	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
+	       p->seqlen_k > 0 && p->n_splits <= 1 && p->split_size == 0 && !p->descale_block_k &&
+	       !p->descale_per_page &&
+	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
+		keys == STORED_TABLE);
+}
+
+static bool names_another(struct planner *b)
+{
+	static const enum abi_family forward[] = {ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV,
+						  ABI_BATCH_PREFILL};
+
+	for (size_t i = 0; i < sizeof(forward) / sizeof(forward[0]); i++)
+		if (naming_of(&b->naming, forward[i]))
+			return true;
+	return false;
+}
+
+static bool is_worth_widening(struct planner *b)
+{
+	struct split_device device = planner_split_device(b->device);
+	const struct select_named *named = naming_of(&b->naming, ABI_FWD);
+	const struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	double elements = (double)plan_wide_sequences(plan) * (double)plan_wide_keys(plan) *
+			  p->nhead_k * (p->hdim_q + p->hdim_v);
+	struct split_choice split;
+
+	if (named)
+		return !named->spec.signature.narrow;
+	if (names_another(b) || (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k) <= WIDEN_ROWS ||
+	    plan->flops < WIDEN_FLOPS || 2 * elements > WIDEN_BYTES ||
+	    (b->device->workspace_most && 2 * elements > (double)b->device->workspace_most / 2))
+		return false;
+	split_choose(p, &device, &split);
+	return split.n <= 1;
+}
+
+static int place_wide(struct planner *b, int32_t hdim, uint64_t *ret_offset)
+{
+	const struct plan *plan = b->plan;
+
+	return planner_place(b, 5,
+			     (const int64_t[]){plan_wide_sequences(plan), plan->problem.nhead_k,
+					       plan_wide_keys(plan), hdim,
+					       fmha_dtype_bytes(plan->problem.q.dtype)},
+			     ret_offset);
+}
+
+int planner_widen(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	int r;
+
+	if (!can_widen(b) || !is_worth_widening(b))
+		return 1;
+	b->before_widening = plan->workspace_bytes;
+	plan->widens = 1;
+	r = place_wide(b, plan->problem.hdim_q, &plan->layout.wide_k);
+	if (r == 0)
+		r = place_wide(b, plan->problem.hdim_v, &plan->layout.wide_v);
+	if (r == 0)
+		r = planner_add_stage(b, ABI_FWD_APPENDKV, plan->problem.k.dtype);
+	if (r != 0)
+		planner_unwiden(b);
+	return r;
+}
+
+void planner_unwiden(struct planner *b)
+{
+	b->plan->n_stages = b->plan->append;
+	b->plan->workspace_bytes = b->before_widening;
+	b->plan->widens = 0;
+}
+
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
 {
 	const struct fmha_problem *p = &b->plan->problem;
 	/* A device without batch_prefill may have the same thing as fwd_pagedkv in group mode. */
-	bool prefills = plan_paged(p) && p->mode == FMHA_GROUP &&
-			!naming_of(&b->naming, ABI_FWD_PAGEDKV);
+	bool paged = plan_paged(p) && !b->plan->widens;
+	bool prefills = paged && p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV);
 
 	if (i > (prefills ? 1 : 0))
 		return false;
-	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL
-		      : plan_paged(p)    ? ABI_FWD_PAGEDKV
-					 : ABI_FWD;
+	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL : paged ? ABI_FWD_PAGEDKV : ABI_FWD;
 	return true;
 }
 
@@ -595,7 +684,8 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
-	    plan_total_q(b->plan) > 0 && list_outlooks(b, &split))
+	    plan_total_q(b->plan) > 0 && !(can_widen(b) && is_worth_widening(b)) &&
+	    list_outlooks(b, &split))
 		return looking;
 	return plan_looking_free(looking);
 }

@@ -41,6 +41,7 @@ struct planner {
 	struct shape_words shapes; /* where there is a registry */
 	struct fmha_error *err;
 	struct outlooks outlooks;      /* their stages are not looked for again */
+	uint64_t before_widening;      /* bytes of the workspace */
 	char why[SELECT_REASON_BYTES]; /* nothing was found for the stage before; may be empty */
 };
 
@@ -49,6 +50,11 @@ int planner_start(struct planner *b, const struct fmha_problem *problem,
 		  const struct plan_choice *choice);
 /* The stage that appends keys, if the problem has one. */
 int planner_append(struct planner *b);
+/* The stage that writes a cache of 8 bits as queries' type, where that is possible and worth it: attention is
+ * then of family fwd, over keys that are not narrow. Return: 0, 1 when there is none, FMHA_E*. */
+int planner_widen(struct planner *b);
+/* Takes it back: no loop is fast over such keys. */
+void planner_unwiden(struct planner *b);
 /* The stage of @family that would be chosen, as the plan stands, and what from: it is not added. @ask_all: the
  * device judges all of them. @ret_report: to be given back with select_report_deinit(). Return: as
  * select_kernel(). */

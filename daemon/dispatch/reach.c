@@ -143,6 +143,21 @@ static int reach_rows(const struct reach *r, enum fmha_tensor_role role, const s
 	return within_view(r, role, t->data, steps, 3);
 }
 
+/* Keys that are widened in the workspace: as they are written and as they are read. */
+static int reach_wide(const struct reach *r, uint64_t offset, const struct abi_tensor *t,
+		      int64_t heads, int64_t hdim)
+{
+	const struct abi_sequences *s = r->sequences;
+	const struct step steps[N_STEPS] = {
+		{s->seqstart_k ? 1 : s->batch, t->stride_batch},
+		{s->seqstart_k ? s->total_k : s->seqlen_k_max, t->stride_seq},
+		{heads, t->stride_head},
+		{hdim, t->stride_dim}};
+
+	return within_workspace(r, offset, fmha_dtype_bytes(r->plan->problem.q.dtype), steps,
+				N_STEPS);
+}
+
 /* view_cache_offset(); @cache NULL: backward's keys. */
 static int reach_keys(const struct reach *r, enum fmha_tensor_role role,
 		      const struct abi_kv_cache *cache, const struct abi_tensor *t, int64_t heads,
@@ -191,17 +206,32 @@ static int reach_heads(const struct reach *r, enum fmha_tensor_role role, const 
 	return within_view(r, role, data, steps, 2);
 }
 
+#define TRY(call)                                                                                  \
+	do {                                                                                       \
+		int r_ = (call);                                                                   \
+		if (r_ < 0)                                                                        \
+			return r_;                                                                 \
+	} while (0)
+
+static int reach_packed(const struct reach *r)
+{
+	const struct problem_axes *axes = &r->plan->axes;
+	const struct abi_sequences *s = r->sequences;
+
+	if ((axes->q.storage == STORED_PACKED) != (s->seqstart_q != NULL))
+		return escapes(r, "seqstart_q", 0, 0);
+	return (axes->k.storage == STORED_PACKED) == (s->seqstart_k != NULL)
+		       ? 0
+		       : escapes(r, "seqstart_k", 0, 0);
+}
+
 /* Integers come as private copies; what counts is that they are there when a loop asks. */
 static int reach_tables(const struct reach *r, const struct abi_kv_cache *cache)
 {
 	const struct problem_axes *axes = &r->plan->axes;
-	const struct abi_sequences *s = r->sequences;
 	bool pages = problem_axis_is_paged(&axes->k), slots = axes->k.storage == STORED_SLOTS;
 
-	if ((axes->q.storage == STORED_PACKED) != (s->seqstart_q != NULL))
-		return escapes(r, "seqstart_q", 0, 0);
-	if ((axes->k.storage == STORED_PACKED) != (s->seqstart_k != NULL))
-		return escapes(r, "seqstart_k", 0, 0);
+	TRY(reach_packed(r));
 	if (!cache)
 		return pages ? escapes(r, "block_table", 0, 0) : 0;
 	if ((axes->k.storage == STORED_INDEXED) != (cache->cache_batch_idx != NULL))
@@ -215,13 +245,6 @@ static int reach_tables(const struct reach *r, const struct abi_kv_cache *cache)
 }
 
 /* ---- the argument structs ---- */
-
-#define TRY(call)                                                                                  \
-	do {                                                                                       \
-		int r_ = (call);                                                                   \
-		if (r_ < 0)                                                                        \
-			return r_;                                                                 \
-	} while (0)
 
 /* Q as it comes, or as the append left it in the workspace. */
 static int reach_fwd_q(const struct reach *r, const struct abi_fwd_args *a)
@@ -261,18 +284,32 @@ static int reach_chosen(const struct reach *r, const struct abi_fwd_args *a)
 	return within_view(r, FMHA_T_INDICES, a->chosen.data, steps, 3);
 }
 
+static int reach_fwd_keys(const struct reach *r, const struct abi_fwd_args *a)
+{
+	const struct plan_layout *layout = &r->plan->layout;
+	enum fmha_tensor_role v = a->v_in_k ? FMHA_T_K : FMHA_T_V;
+
+	if (r->plan->widens) {
+		TRY(reach_wide(r, layout->wide_k, &a->k, a->nhead_k, a->hdim_q));
+		return reach_wide(r, layout->wide_v, &a->v, a->nhead_k, a->hdim_v);
+	}
+	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k,
+		       key_elements(a->cache.layout, a->hdim_q)));
+	return reach_keys(r, v, &a->cache, &a->v, a->nhead_k, a->hdim_v);
+}
+
 static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 {
 	const struct abi_sequences *s = &a->sequences;
 	abi_i32 n_pages = a->cache.n_pages;
-	enum fmha_tensor_role v = a->v_in_k ? FMHA_T_K : FMHA_T_V;
 	enum fmha_tensor_role v_descale = a->v_in_k ? FMHA_T_K_DESCALE : FMHA_T_V_DESCALE;
 
-	TRY(reach_tables(r, &a->cache));
+	if (r->plan->widens) /* the cache's tables are those of the stage before */
+		TRY(reach_packed(r));
+	else
+		TRY(reach_tables(r, &a->cache));
 	TRY(reach_fwd_q(r, a));
-	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k,
-		       key_elements(a->cache.layout, a->hdim_q)));
-	TRY(reach_keys(r, v, &a->cache, &a->v, a->nhead_k, a->hdim_v));
+	TRY(reach_fwd_keys(r, a));
 	TRY(reach_chosen(r, a));
 	TRY(reach_query(r, FMHA_T_O, &a->o, a->nhead_q, a->hdim_v));
 	TRY(reach_rows(r, FMHA_T_LSE, &a->lse, a->nhead_q));
@@ -378,8 +415,13 @@ static int reach_factors(const struct reach *r, const struct abi_appendkv_args *
 static int reach_appendkv(const struct reach *r, const struct abi_appendkv_args *a)
 {
 	TRY(reach_tables(r, &a->cache));
-	TRY(reach_new(r, FMHA_T_K_NEW, &a->k_new, a, a->hdim_q));
-	TRY(reach_new(r, FMHA_T_V_NEW, &a->v_new, a, a->hdim_v));
+	if (a->widens) {
+		TRY(reach_wide(r, r->plan->layout.wide_k, &a->k_new, a->nhead_k, a->hdim_q));
+		TRY(reach_wide(r, r->plan->layout.wide_v, &a->v_new, a->nhead_k, a->hdim_v));
+	} else {
+		TRY(reach_new(r, FMHA_T_K_NEW, &a->k_new, a, a->hdim_q));
+		TRY(reach_new(r, FMHA_T_V_NEW, &a->v_new, a, a->hdim_v));
+	}
 	TRY(reach_keys(r, FMHA_T_K, &a->cache, &a->k, a->nhead_k,
 		       key_elements(a->cache.layout, a->hdim_q)));
 	TRY(reach_keys(r, FMHA_T_V, &a->cache, &a->v, a->nhead_k, a->hdim_v));

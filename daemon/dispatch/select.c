@@ -333,6 +333,18 @@ static bool check_latent(const struct select_stage *stage, const struct spec_cat
 	return true;
 }
 
+/* For another loop it would be of no use. */
+static bool check_widened(const struct select_stage *stage, const struct spec_catalog *catalog,
+			  struct candidate *c)
+{
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+
+	if (!stage->plan->widens || !(TRAITS_FORWARD >> stage->family & 1) ||
+	    (flags >= 0 && flags & SPEC_WIDENED))
+		return true;
+	return select_reject(c, "keys are not widened for this loop");
+}
+
 /* This build's own kernels are what their tables list, and say the rest themselves when the device is asked. */
 static bool check(const struct select_stage *stage, struct candidate *candidate)
 {
@@ -342,6 +354,7 @@ static bool check(const struct select_stage *stage, struct candidate *candidate)
 	       check_head_dims(stage, catalog, candidate) &&
 	       check_mask_data(stage, catalog, candidate) &&
 	       check_latent(stage, catalog, candidate) &&
+	       check_widened(stage, catalog, candidate) &&
 	       (!stage->device->foreign || stage->device->foreign->judge(stage, candidate));
 }
 
@@ -564,6 +577,8 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	r->chosen = -1;
 	stage->scale = 0;
 	traits_of(&stage->plan->problem, stage->family, stage->dtype, stage->args, &stage->traits);
+	if (stage->plan->widens && TRAITS_FORWARD >> stage->family & 1)
+		stage->traits.narrow = stage->traits.paged = 0;
 	note_signature(stage, &r->signature);
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
 		result = (foreign ? foreign->select : select_own)(stage, arch, r, ret_stage);

@@ -392,8 +392,8 @@ static bool may_vary(const struct plan *plan, int64_t unit)
 {
 	const struct fmha_problem *p = &plan->problem;
 
-	if (p->mode != FMHA_BATCH || plan->n_stages == 0 || p->seqlen_q > MOST_ROWS ||
-	    p->seqlen_k < 2 || p->v_in_k || !only_keys_grow(p))
+	if (p->mode != FMHA_BATCH || plan->n_stages == 0 || plan->widens ||
+	    p->seqlen_q > MOST_ROWS || p->seqlen_k < 2 || p->v_in_k || !only_keys_grow(p))
 		return false;
 	/* The same bits each time, whatever lengths came before. */
 	if (p->deterministic || p->n_splits > 0 || p->split_size > 0)

@@ -104,43 +104,6 @@ template <> struct MmaType<BF16> {
 	}
 };
 
-/* Four values of 8 bits in 16, each of them exactly: the first two, and the others. */
-template <class To, class From> struct Widening;
-template <> struct Widening<F16, E4M3> {
-	METHOD static void widen(u32 word, u32 *low, u32 *high)
-	{
-		asm("{\n\t"
-		    ".reg .b16 a, b;\n\t"
-		    "mov.b32 {a, b}, %2;\n\t"
-		    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
-		    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
-		    "}"
-		    : "=r"(*low), "=r"(*high)
-		    : "r"(word));
-	}
-};
-template <> struct Widening<F16, E5M2> {
-	METHOD static void widen(u32 word, u32 *low, u32 *high)
-	{
-		*low = __byte_perm(word, 0, 0x1404);
-		*high = __byte_perm(word, 0, 0x3424);
-	}
-};
-template <class From> struct Widening<BF16, From> {
-	METHOD static u32 turn(u32 pair)
-	{
-		return BF16::pack2(F16::to_float((u16)pair), F16::to_float((u16)(pair >> 16)));
-	}
-	METHOD static void widen(u32 word, u32 *low, u32 *high)
-	{
-		u32 x, y;
-
-		Widening<F16, From>::widen(word, &x, &y);
-		*low = turn(x);
-		*high = turn(y);
-	}
-};
-
 template <class T> struct CoreMma {
 	typedef T Type;
 	static const int E = 8, STATS = 2;

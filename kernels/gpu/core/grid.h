@@ -165,4 +165,11 @@ GRID_FN grid_int grid_append_keys(const struct abi_appendkv_args *a)
 	return (grid_int)a->seqlen_new * a->nhead_k;
 }
 
+/* Keys of a head, one after the other, that a wave widens: as many of K, then of V. */
+#define GRID_WIDEN_KEYS 16
+GRID_FN grid_int grid_widen_runs(const struct abi_appendkv_args *a)
+{
+	return grid_ceil(a->seqlen_new, GRID_WIDEN_KEYS) * a->nhead_k;
+}
+
 #endif

@@ -34,6 +34,51 @@ template <class To, class From> DEV u32 widen_pair(u32 word, int first)
 			 From::to_float((typename From::Storage)(word >> (8 * first + 8))));
 }
 
+/* Four values of 8 bits in 16, each of them exactly: the first two, and the others. */
+template <class To, class From> struct Widening {
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		*low = widen_pair<To, From>(word, 0);
+		*high = widen_pair<To, From>(word, 2);
+	}
+};
+#if FMHA_NVIDIA && __CUDA_ARCH__ >= 890
+template <> struct Widening<F16, E4M3> {
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		asm("{\n\t"
+		    ".reg .b16 a, b;\n\t"
+		    "mov.b32 {a, b}, %2;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
+		    "}"
+		    : "=r"(*low), "=r"(*high)
+		    : "r"(word));
+	}
+};
+template <> struct Widening<F16, E5M2> {
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		*low = __byte_perm(word, 0, 0x1404);
+		*high = __byte_perm(word, 0, 0x3424);
+	}
+};
+template <class From> struct Widening<BF16, From> {
+	METHOD static u32 turn(u32 pair)
+	{
+		return BF16::pack2(F16::to_float((u16)pair), F16::to_float((u16)(pair >> 16)));
+	}
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		u32 x, y;
+
+		Widening<F16, From>::widen(word, &x, &y);
+		*low = turn(x);
+		*high = turn(y);
+	}
+};
+#endif
+
 /* TAILS: elements dim .. dim + 7 of a row as operands, zero from hdim on. A straight line of loads:
  * what does not exist is read from where the row ends. */
 template <class To, class From, class View>

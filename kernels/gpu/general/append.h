@@ -2,6 +2,7 @@
 /*
  * append.h: new keys and values into the cache, with rotary embedding. A wave a row. Bit for bit
  * the formula of kernels/reference/appendkv.c: products exact in double, one rounding to the type.
+ * And the way back: what a cache of 8 bits has, in a type of 16, for loops that are faster over that.
  */
 #ifndef FMHA_GPU_APPEND_H
 #define FMHA_GPU_APPEND_H
@@ -271,6 +272,89 @@ template <class C> struct Append {
 			write_query_as<BF16>(row, to);
 	}
 
+	/* Sixteen elements of a key, as two chunks of the wider type. */
+	template <class E> METHOD void widen_chunk(chunk16 codes, typename E::Storage *to) const
+	{
+		chunk16 low, high;
+
+		UNROLL
+		for (int i = 0; i < 2; i++) {
+			Widening<E, Element>::widen(codes.w[i], &low.w[2 * i], &low.w[2 * i + 1]);
+			Widening<E, Element>::widen(codes.w[2 + i], &high.w[2 * i],
+						    &high.w[2 * i + 1]);
+		}
+		((chunk16 *)to)[0] = low;
+		((chunk16 *)to)[1] = high;
+	}
+
+	/* Whole chunks, as many at once as hide how far away they are. */
+	template <class E>
+	METHOD void widen_chunks(const Cache &cache, i32 first, i32 n_keys, i32 hdim,
+				 typename E::Storage *to, i64 stride) const
+	{
+		const int AT_ONCE = 4;
+		const i32 of_key = hdim / 16, n = n_keys * of_key;
+
+		NO_UNROLL
+		for (i32 begin = lane_id(); begin < n; begin += AT_ONCE * FMHA_WAVE) {
+			chunk16 codes[AT_ONCE];
+			i64 places[AT_ONCE];
+
+			UNROLL
+			for (int i = 0; i < AT_ONCE; i++) {
+				/* One that is not there is the last one, once more. */
+				const i32 chunk = min_of(begin + i * FMHA_WAVE, n - 1);
+				const i32 key = chunk / of_key, dim = chunk % of_key * 16;
+
+				places[i] = key * stride + dim;
+				codes[i] = load16(cache.at(first + key, dim));
+			}
+			UNROLL
+			for (int i = 0; i < AT_ONCE; i++)
+				if (begin + i * FMHA_WAVE < n)
+					widen_chunk<E>(codes[i], to + places[i]);
+		}
+	}
+
+	template <class E>
+	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, bool is_v, i32 first,
+			      i32 head) const
+	{
+		const i32 hdim = is_v ? a.hdim_v : a.hdim_q,
+			  n_keys = min_of(seq.n_k - first, GRID_WIDEN_KEYS);
+		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
+		typename E::Storage *const out =
+			(typename E::Storage *)to.data + k_offset(to, seq, first, head);
+		const u64 strides = (u64)cache.base | (u64)cache.stride_seq | (u64)cache.stride_page;
+
+		if (!cache.packed_layout && cache.stride_dim == 1 && hdim % 16 == 0 &&
+		    strides % 16 == 0) {
+			widen_chunks<E>(cache, first, n_keys, hdim, out, to.stride_seq);
+			return;
+		}
+		NO_UNROLL
+		for (i32 i = lane_id(); i < n_keys * hdim; i += FMHA_WAVE) {
+			const i32 key = i / hdim, dim = i % hdim;
+
+			out[key * to.stride_seq + dim] =
+				E::from_float(Element::to_float(*cache.at(first + key, dim)));
+		}
+	}
+
+	template <class E> METHOD void widen() const
+	{
+		const i32 n_runs = grid_widen_runs(&a);
+		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
+		const bool is_v = n >= n_runs;
+		i32 first;
+
+		n -= is_v ? n_runs : 0;
+		first = n / a.nhead_k * GRID_WIDEN_KEYS;
+		if (n < n_runs && first < seq.n_k)
+			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, is_v, first,
+				     n % a.nhead_k);
+	}
+
 	METHOD void run()
 	{
 		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
@@ -279,6 +363,12 @@ template <class C> struct Append {
 		seq = find_sequence(a.sequences, &a.cache, block_id_z());
 		seq.n_k += seq.leftpad;
 		seq.leftpad = 0; /* positions count the padding */
+		if constexpr (NARROW) {
+			if (a.widens && a.new_dtype == ABI_F16)
+				return widen<F16>();
+			if (a.widens)
+				return widen<BF16>();
+		}
 		before = max_of(a.sequences.seqlen_k ? seq.n_k : seq.n_k - a.seqlen_new, 0);
 		if (n < n_keys) {
 			write_key(a.k_new, a.k, false, n / a.nhead_k, n % a.nhead_k);

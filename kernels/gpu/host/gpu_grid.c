@@ -106,6 +106,9 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	case ABI_FWD_SPLITKV_COMBINE:
 		return set_combine(kernel, args, ret_grid);
 	case ABI_FWD_APPENDKV:
+		if (append->widens)
+			return set_rows(kernel, waves, 2 * grid_widen_runs(append), 1,
+					append->sequences.batch, ret_grid);
 		return set_rows(
 			kernel, waves,
 			2 * grid_append_keys(append) +

@@ -7,7 +7,8 @@
  * exported and compared. plan_place() turns it into argument structs for one run.
  *
  * Stages: forward 1 (fwd, fwd_pagedkv or batch_prefill), split-KV 2 (fwd_splitkv, combine), k_new
- * in front of attention one more (fwd_appendkv), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
+ * in front of attention one more (fwd_appendkv), and a cache of 8 bits that is widened in front of many
+ * rows another (fwd_appendkv, the other way round), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
  * the pipeline writes dQ itself), append_kv 1, merge_states 1 (combine). A problem that writes
  * nothing (batch 0, no query rows) has none: running it is a success that touches nothing.
  */
@@ -63,7 +64,9 @@ struct plan_stage {
 
 /* Where the stages' common data lies in the workspace, bytes; meaningful where the plan uses it. */
 struct plan_layout {
-	uint64_t q_rotated;      /* append + attention: q after the rotary embedding, packed */
+	uint64_t q_rotated; /* append + attention: q after the rotary embedding, packed */
+	uint64_t wide_k,
+		wide_v; /* widens: [batch, nhead_k, seqlen_k, hdim] or [nhead_k, total_k, hdim] */
 	uint64_t o_acc, lse_acc; /* split-KV partials, f32 */
 	uint64_t nsplits;        /* backward head: int32 [batch or 1] */
 	uint64_t dq_acc_offsets; /* backward head, group mode: int64 [batch + 1], elements */
@@ -116,7 +119,8 @@ struct plan {
 	int32_t dq_split_keys; /* keys that blocks or tasks of one split take; 0: not split so */
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
 	uint32_t append;                      /* stage 0 writes k_new, v_new into the cache */
-	uint8_t misaligned[FMHA_N_TENSORS];   /* bytes past a multiple of LAUNCH_ALIGNMENT */
+	uint32_t widens; /* the next stage writes the cache's keys as q's type into the workspace */
+	uint8_t misaligned[FMHA_N_TENSORS]; /* bytes past a multiple of LAUNCH_ALIGNMENT */
 	uint32_t n_views;
 	struct plan_view views[FMHA_N_TENSORS];
 	struct plan_keys keys; /* of local launches */
