@@ -40,7 +40,7 @@ static uint32_t absent_traits(const struct spec_backend *backend, const struct s
 			      int family, int data_type, int narrow)
 {
 	int is_wide = data_type == SPEC_FP16 || data_type == SPEC_BF16;
-	int takes_widened = is_wide && family == SPEC_FWD &&
+	int takes_widened = is_wide && (family == SPEC_FWD || family == SPEC_FWD_SPLITKV) &&
 			    backend->pipelines[row->pipeline].flags & SPEC_WIDENED;
 
 	return row->without |

@@ -349,10 +349,12 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 		};
 }
 
-/* The first stage of split-KV. */
+/* The first stage of split-KV; without splits it is the only one. */
 static void fill_splits(const struct plan *plan, const struct launch_bases *bases,
 			struct abi_fwd_args *a)
 {
+	if (plan->n_splits == 0)
+		return;
 	a->o_acc = workspace(bases, plan->layout.o_acc);
 	a->lse_acc = workspace(bases, plan->layout.lse_acc);
 	a->n_splits = plan->n_splits;

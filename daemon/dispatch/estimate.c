@@ -70,6 +70,17 @@ struct tiling {
 	int64_t m0, n0, rows, keys, heads;
 };
 
+/* Hopper's loop puts the rows of a group's heads into one tile of a split where that leaves fewer: core/grid.h. */
+static bool groups_heads(const struct select_stage *stage, const struct tiling *t, int flags)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int64_t heads = p->nhead_k > 0 ? p->nhead_q / p->nhead_k : 1;
+
+	return stage->family == ABI_FWD_SPLITKV && flags & SPEC_WARPGROUPS && heads <= t->m0 &&
+	       !plan_present(p, FMHA_T_Q_DESCALE) &&
+	       10 * ceil_div(t->rows, t->m0 / heads) < 9 * heads * ceil_div(t->rows, t->m0);
+}
+
 static struct tiling tiling_of(const struct select_stage *stage, const struct kernel_spec *spec,
 			       int flags)
 {
@@ -80,7 +91,7 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : cost_keys(p),
 			   .heads = p->nhead_q};
 
-	if (flags & SPEC_PACKS_HEADS && p->nhead_k > 0) {
+	if ((flags & SPEC_PACKS_HEADS || groups_heads(stage, &t, flags)) && p->nhead_k > 0) {
 		t.rows *= p->nhead_q / p->nhead_k;
 		t.heads = p->nhead_k;
 	}
@@ -177,7 +188,7 @@ static double formula(const struct select_stage *stage, const struct spec_catalo
 		blocks *= ceil_div(t.rows, t.m0);
 		work = (double)(t.m0 * ceil_div(t.keys, t.n0) * t.n0);
 	}
-	if (stage->family == ABI_FWD_SPLITKV)
+	if (stage->family == ABI_FWD_SPLITKV && stage->plan->n_splits > 0)
 		blocks *= stage->plan->n_splits;
 	/* S is made in steps of k0, the last of which may stick out of hq. */
 	work *= (double)(ceil_div(spec->signature.hdim_q, k0) * k0 + spec->signature.hdim_v);

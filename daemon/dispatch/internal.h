@@ -148,13 +148,16 @@ struct index_tables indices_tables(const struct plan_indices *indices);
 #define SPLIT_WHY_BYTES 120
 struct split_choice {
 	int32_t n, size;
-	bool shares; /* blocks find their share of all keys; n is how many parts a row may have */
+	bool settled; /* it knows the loop better than models do that were fitted before */
+	bool groups;  /* n is 1, for kernels of splits, whose tiles have rows of several heads */
+	bool shares;  /* blocks find their share of all keys; n is how many parts a row may have */
 	char why[SPLIT_WHY_BYTES];
 };
 struct split_device {
 	int64_t units; /* at least 1 */
 	bool gpu;
-	bool shares;          /* it has a loop that does */
+	bool shares;     /* it has a loop that does */
+	bool warpgroups; /* and one of tiles of 128 rows of a head */
 	double amd_unit_rate; /* AMD: bytes a microsecond of a unit's memory, by the data sheet; else 0 */
 };
 void split_choose(const struct fmha_problem *problem, const struct split_device *device,

@@ -86,19 +86,6 @@ static int add_unsplit(struct planner *b)
 	return planner_no_kernel(b, family, p->q.dtype);
 }
 
-/* Attention over a cache that is widened first. Return: 0, 1 when that is nothing for this problem; FMHA_E*. */
-static int add_widened(struct planner *b)
-{
-	int r = planner_widen(b);
-
-	if (r != 0)
-		return r;
-	r = planner_add_stage(b, ABI_FWD, b->plan->problem.q.dtype);
-	if (r != 0)
-		planner_unwiden(b);
-	return r;
-}
-
 /* Is a kernel named that takes all keys at once? */
 static bool names_unsplit(struct planner *b)
 {
@@ -111,22 +98,15 @@ static bool is_on_cpu(const struct planner *b)
 	return b->device->lds_bytes == 0;
 }
 
-static int build_forward(struct planner *b)
+/* All stages but those in front. */
+static int add_attention(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	bool fixed = p->n_splits > 1 || p->split_size > 0;
 	struct split_choice split;
-	int r = planner_append(b);
+	int r = planner_choose_splits(b, &split);
 
-	if (r < 0)
-		return r;
-	if (plan_total_q(plan) == 0)
-		return 0;
-	r = add_widened(b);
-	if (r <= 0)
-		return r;
-	r = planner_choose_splits(b, &split);
 	if (r < 0)
 		return r;
 	if (b->report)
@@ -152,6 +132,22 @@ static int build_forward(struct planner *b)
 		break;
 	}
 	return add_unsplit(b);
+}
+
+static int build_forward(struct planner *b)
+{
+	int r = planner_append(b);
+
+	if (r < 0 || plan_total_q(b->plan) == 0)
+		return r;
+	r = planner_widen(b);
+	if (r < 0)
+		return r;
+	r = r == 0 ? add_attention(b) : FMHA_ENOKERNEL;
+	if (r != FMHA_ENOKERNEL)
+		return r;
+	planner_unwiden(b);
+	return add_attention(b);
 }
 
 /*

@@ -45,9 +45,8 @@ static int gather_forward(struct planner *b, struct gathering *to)
 		return r;
 	device.shares = false;
 	split_choose(&b->plan->problem, &device, &split);
-	if (b->plan->widens) {
-		list = (struct planner_splits){.size = {b->plan->problem.seqlen_k}, .count = 1};
-	} else if (planner_is_free(b)) {
+	b->groups = split.groups;
+	if (planner_is_free(b)) {
 		planner_list_splits(b, split.n, &list);
 	} else {
 		bool splits = b->plan->problem.split_size > 0 || split.n > 1;

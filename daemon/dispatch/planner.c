@@ -356,9 +356,10 @@ int planner_append(struct planner *b)
  * speed that it has over 16 bits. A pass over the cache is 3 bytes an element: as much as some 400 rows lose. (H200,
  * 128 dims; NOTES.md has the figures.)
  */
-#define WIDEN_ROWS  512 /* that share a head's keys */
-#define WIDEN_FLOPS 1e10
-#define WIDEN_BYTES ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
+#define WIDEN_ROWS       512 /* that share a head's keys */
+#define WIDEN_SPLIT_ROWS 64  /* beyond which no loop takes splits of such keys but general ones */
+#define WIDEN_FLOPS      5e9
+#define WIDEN_BYTES      ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
 
 static bool can_widen(const struct planner *b)
 {
@@ -368,41 +369,38 @@ static bool can_widen(const struct planner *b)
 	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
 	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
 	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
-	       p->seqlen_k > 0 && p->n_splits <= 1 && p->split_size == 0 && !p->descale_block_k &&
-	       !p->descale_per_page &&
+	       p->seqlen_k > 0 && !p->descale_block_k && !p->descale_per_page &&
 	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
 		keys == STORED_TABLE);
 }
 
-static bool names_another(struct planner *b)
+/* The kernel that is named for attention; NULL: none. */
+static const struct select_named *named_attention(struct planner *b)
 {
-	static const enum abi_family forward[] = {ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV,
-						  ABI_BATCH_PREFILL};
-
-	for (size_t i = 0; i < sizeof(forward) / sizeof(forward[0]); i++)
-		if (naming_of(&b->naming, forward[i]))
-			return true;
-	return false;
+	for (int family = 0; family < ABI_N_FAMILIES; family++)
+		if (TRAITS_FORWARD >> family & 1 && naming_of(&b->naming, (enum abi_family)family))
+			return naming_of(&b->naming, (enum abi_family)family);
+	return NULL;
 }
 
 static bool is_worth_widening(struct planner *b)
 {
 	struct split_device device = planner_split_device(b->device);
-	const struct select_named *named = naming_of(&b->naming, ABI_FWD);
+	const struct select_named *named = named_attention(b);
 	const struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	double elements = (double)plan_wide_sequences(plan) * (double)plan_wide_keys(plan) *
 			  p->nhead_k * (p->hdim_q + p->hdim_v);
+	int64_t rows = (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k);
 	struct split_choice split;
 
 	if (named)
 		return !named->spec.signature.narrow;
-	if (names_another(b) || (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k) <= WIDEN_ROWS ||
-	    plan->flops < WIDEN_FLOPS || 2 * elements > WIDEN_BYTES ||
+	if (rows <= WIDEN_SPLIT_ROWS || 2 * elements > WIDEN_BYTES ||
 	    (b->device->workspace_most && 2 * elements > (double)b->device->workspace_most / 2))
 		return false;
 	split_choose(p, &device, &split);
-	return split.n <= 1;
+	return split.n > 1 || split.groups || (rows > WIDEN_ROWS && plan->flops >= WIDEN_FLOPS);
 }
 
 static int place_wide(struct planner *b, int32_t hdim, uint64_t *ret_offset)
@@ -437,9 +435,12 @@ int planner_widen(struct planner *b)
 
 void planner_unwiden(struct planner *b)
 {
+	if (!b->plan->widens)
+		return;
 	b->plan->n_stages = b->plan->append;
 	b->plan->workspace_bytes = b->before_widening;
 	b->plan->widens = 0;
+	b->outlooks.n = 0;
 }
 
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
@@ -449,6 +450,10 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 	bool paged = plan_paged(p) && !b->plan->widens;
 	bool prefills = paged && p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV);
 
+	if (b->groups && i-- == 0) {
+		*ret_family = ABI_FWD_SPLITKV;
+		return true;
+	}
 	if (i > (prefills ? 1 : 0))
 		return false;
 	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL : paged ? ABI_FWD_PAGEDKV : ABI_FWD;
@@ -476,6 +481,7 @@ struct split_device planner_split_device(const struct plan_device *device)
 	if (model && strcmp(model->vendor, "amd") == 0)
 		split.amd_unit_rate = 1000.0 * model->memory_gbs / model->units;
 	split.shares = model && strcmp(model->vendor, "nvidia") == 0;
+	split.warpgroups = model && strcmp(model->family, "hopper") == 0;
 	return split;
 }
 
@@ -578,7 +584,8 @@ static int look(struct planner *b, struct outlook *outlook)
 }
 
 /* Other numbers of splits than the default are looked at only where something is known of them. */
-static bool is_informed(const struct planner *b, struct planner_splits *list, int32_t n_default)
+static bool is_informed(const struct planner *b, struct planner_splits *list,
+			const struct split_choice *rule)
 {
 	struct registry_measured measured[MOST_RESULTS];
 	size_t n = 0;
@@ -586,15 +593,15 @@ static bool is_informed(const struct planner *b, struct planner_splits *list, in
 	for (size_t i = 0; n == 0 && i < b->shapes.n; i++)
 		n = registry_measured_at(b->device->registry, b->shapes.word[i], measured,
 					 MOST_RESULTS);
-	if (n == 0 && b->device->model) {
-		planner_list_splits(b, n_default, list);
+	if (n == 0 && b->device->model && !rule->settled) {
+		planner_list_splits(b, rule->n, list);
 		return true;
 	}
 	list->count = 0;
 	for (size_t i = 0; i < n; i++) /* the fastest first */
 		add_splits(b, list, measured[i].n_splits);
 	if (n > 0)
-		add_splits(b, list, n_default);
+		add_splits(b, list, rule->n);
 	return n > 0;
 }
 
@@ -646,9 +653,10 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 
 	device.shares = device.shares && b->naming.n == 0;
 	split_choose(&b->plan->problem, &device, ret_split);
+	b->groups = ret_split->groups;
 	/* What was measured of others was of rows of one length. */
 	if (ret_split->shares || !planner_is_free(b) || b->naming.n > 0 || !b->device->registry ||
-	    !is_informed(b, &list, ret_split->n))
+	    !is_informed(b, &list, ret_split))
 		return false;
 	b->outlooks.n = list.count;
 	for (size_t i = 0; i < list.count; i++)

@@ -40,8 +40,9 @@ struct planner {
 	struct naming naming;
 	struct shape_words shapes; /* where there is a registry */
 	struct fmha_error *err;
-	struct outlooks outlooks;      /* their stages are not looked for again */
-	uint64_t before_widening;      /* bytes of the workspace */
+	struct outlooks outlooks; /* their stages are not looked for again */
+	uint64_t before_widening; /* bytes of the workspace */
+	bool groups; /* unsplit, a kernel of splits comes first: see struct split_choice */
 	char why[SELECT_REASON_BYTES]; /* nothing was found for the stage before; may be empty */
 };
 

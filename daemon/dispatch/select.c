@@ -345,6 +345,26 @@ static bool check_widened(const struct select_stage *stage, const struct spec_ca
 	return select_reject(c, "keys are not widened for this loop");
 }
 
+/* Parts are of splits. And where all rows that share keys are in one tile of decode's, that brings them as fast as
+ * memory does. */
+#define FEW_ROWS 64
+static bool check_splits(const struct select_stage *stage, const struct spec_catalog *catalog,
+			 struct candidate *c)
+{
+	const struct fmha_problem *p = &stage->plan->problem;
+	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
+	bool unsplit = flags >= 0 && flags & SPEC_UNSPLIT;
+
+	if (stage->family != ABI_FWD_SPLITKV)
+		return true;
+	if (stage->plan->n_splits == 0 && !unsplit)
+		return select_reject(c, "this loop leaves parts, and there are no splits");
+	if (unsplit && !stage->named &&
+	    (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k) <= FEW_ROWS)
+		return select_reject(c, "the rows are few: others stream keys");
+	return true;
+}
+
 /* This build's own kernels are what their tables list, and say the rest themselves when the device is asked. */
 static bool check(const struct select_stage *stage, struct candidate *candidate)
 {
@@ -355,6 +375,7 @@ static bool check(const struct select_stage *stage, struct candidate *candidate)
 	       check_mask_data(stage, catalog, candidate) &&
 	       check_latent(stage, catalog, candidate) &&
 	       check_widened(stage, catalog, candidate) &&
+	       check_splits(stage, catalog, candidate) &&
 	       (!stage->device->foreign || stage->device->foreign->judge(stage, candidate));
 }
 

@@ -61,6 +61,13 @@
  * items, at most 8192 / 256 = 32 splits. 16 splits of 512 keys give 128 items in one wave of 132:
  * 97 % busy, the best; 15 of 576 give 120: 91 %; 13 of 640 give 104: 79 %. 85 % of 97 % is 82 %, so
  * 15 splits. Batch 64: 512 items, more than 0.8 * 132: no split.
+ *
+ * Hopper's loop for many rows (hopper/fwd_wgmma.h) does so, too, in tiles of 128 rows, of one query head or of all that
+ * share a key head. The time is estimated of every number of splits, and the fewest that gain another 2 % are taken.
+ * Measured on an H100, bf16, 32 query and 8 key heads of 128 over 16,384 keys in pages, in brackets other numbers: 17
+ * rows in 16 splits 45 us (8: 48, 4: 70), 33 in 8 50 (4: 70, 16: 74), 65 in 5 63 (4: 72, 8: 84), 128 in 4 77 (3: 91, 5:
+ * 112), 256 in 2 133 (3: 171, 4: 140); 8 of 64/8 heads of 24 rows over 4,096 keys are 128 tiles, where heads by
+ * themselves have 512 (183 us).
  */
 #include <stdio.h>
 
@@ -72,6 +79,15 @@
 #define MIN_SPLIT_KEYS  256 /* below, the combine costs more than the split saves */
 #define SPLIT_STEP      64  /* a split's keys are a multiple: whole key tiles */
 #define MAX_AUTO_SPLITS 128
+
+/* Hopper's loop for many rows: rows of a tile, of which three warpgroups have more where heads are short; keys that
+ * a tile has at once; what it takes for a key of 128 dimensions, for a tile to begin and end (of splits in floats), and for a merge. */
+#define WARPGROUP_ROWS(p)  ((p)->hdim_v <= 64 ? 192 : 128)
+#define WARPGROUP_KEYS     128
+#define WARPGROUP_KEY_US   0.0115
+#define WARPGROUP_US       3.0
+#define WARPGROUP_PART_US  5.0
+#define WARPGROUP_MERGE_US 5.0
 
 #define STREAM_KEYS   128     /* at least, of a split that streams */
 #define STREAM_SPLITS 512     /* at most */
@@ -103,6 +119,37 @@ static int64_t packed_rows(const struct fmha_problem *p)
 static int64_t work_items(const struct fmha_problem *p)
 {
 	return (int64_t)p->batch * p->nhead_k * ceil_div(packed_rows(p), TILE_ROWS);
+}
+
+/* Whether Hopper's loop for many rows may have it in splits: hopper/fwd_wgmma.h. */
+static bool is_for_warpgroups(const struct fmha_problem *p, const struct split_device *device)
+{
+	return device->warpgroups && p->hdim_q <= 256 && p->hdim_v <= 256 && p->hdim_q % 8 == 0 &&
+	       p->hdim_v % 8 == 0 && p->topk == 0 && !p->v_in_k && p->dropout_p == 0 &&
+	       p->q.dtype != FMHA_F32 && !plan_present(p, FMHA_T_BIAS) &&
+	       !plan_present(p, FMHA_T_ALIBI_SLOPES) && !plan_present(p, FMHA_T_MASK_INTERVALS) &&
+	       !plan_present(p, FMHA_T_MASK_BITS);
+}
+
+/* Its tiles of rows of a head or, @together, of all heads that share keys; of packed sequences as many as there
+ * may be. */
+static int64_t warpgroup_tiles(const struct fmha_problem *p, bool together)
+{
+	int64_t heads = p->nhead_q / p->nhead_k, most = WARPGROUP_ROWS(p);
+	int64_t rows = together ? most / heads : most;
+	int64_t n = p->batch * ceil_div(p->seqlen_q, rows), packed = p->total_q / rows + p->batch;
+
+	return (p->mode == FMHA_GROUP && packed < n ? packed : n) *
+	       (together ? p->nhead_k : p->nhead_q);
+}
+
+/* Its kernels of splits have tiles of all heads where that leaves a tenth fewer: core/grid.h. */
+static bool groups_heads(const struct fmha_problem *p)
+{
+	int64_t heads = p->nhead_q / p->nhead_k, most = WARPGROUP_ROWS(p);
+
+	return heads <= most && !plan_present(p, FMHA_T_Q_DESCALE) &&
+	       10 * ceil_div(p->seqlen_q, most / heads) < 9 * heads * ceil_div(p->seqlen_q, most);
 }
 
 /* Keys of each of about @n equal splits, in whole steps. */
@@ -323,6 +370,56 @@ static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t 
 		       (long long)units, p->seqlen_k);
 }
 
+/* Microseconds of @n splits by Hopper's loop for many rows, each of which has blocks of its own; 0: unsplit. */
+static double warpgroup_us(const struct fmha_problem *p, int64_t n, int64_t tiles,
+			   const struct split_device *device)
+{
+	int64_t units = device->units, parts = n > 0 ? n : 1;
+	int64_t blocks = units / parts > 0 ? units / parts : 1;
+	int64_t size = ceil_div(ceil_div(p->seqlen_k, parts), WARPGROUP_KEYS) * WARPGROUP_KEYS;
+	int64_t rows = p->mode == FMHA_GROUP ? p->total_q : (int64_t)p->batch * p->seqlen_q;
+	double key_us = WARPGROUP_KEY_US * WARPGROUP_ROWS(p) / 128.0 * (p->hdim_q + p->hdim_v) /
+			256;
+	double rounds = (double)ceil_div(tiles, blocks) * (double)ceil_div(parts * blocks, units);
+	double merge = (double)(rows * p->nhead_q * n) * 2 * sizeof(float) * p->hdim_v /
+		       (UNIT_RATE * (double)units);
+
+	if (n == 0)
+		return rounds * ((double)size * key_us + WARPGROUP_US);
+	return rounds * ((double)size * key_us + WARPGROUP_PART_US) + WARPGROUP_MERGE_US + merge;
+}
+
+static void choose_warpgroups(const struct fmha_problem *p, const struct split_device *device,
+			      struct split_choice *ret_choice)
+{
+	bool groups = groups_heads(p);
+	int64_t tiles = warpgroup_tiles(p, groups), most = p->seqlen_k / MIN_SPLIT_KEYS;
+	double unsplit = warpgroup_us(p, 0, tiles, device), best = unsplit, us;
+	int64_t n = 0;
+
+	if (is_windowed(p) || p->n_splits == 1) /* few of the splits would have work */
+		most = 0;
+	if (most > MAX_AUTO_SPLITS)
+		most = MAX_AUTO_SPLITS;
+	for (int64_t i = 2; i <= most; i++) {
+		us = warpgroup_us(p, i, tiles, device);
+		if (us < 0.98 * best) {
+			best = us;
+			n = i;
+		}
+	}
+	ret_choice->settled = true;
+	ret_choice->groups = n == 0 && groups;
+	if (n > 0) {
+		ret_choice->size = (int32_t)(ceil_div(ceil_div(p->seqlen_k, n), WARPGROUP_KEYS) *
+					     WARPGROUP_KEYS);
+		ret_choice->n = (int32_t)ceil_div(p->seqlen_k, ret_choice->size);
+	}
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "%lld tiles of rows for %lld units, %d keys: about %.0f us, %.0f unsplit",
+		       (long long)tiles, (long long)device->units, p->seqlen_k, best, unsplit);
+}
+
 /* Rows that have chosen their keys are sequences of one row each, all of a length. */
 static void split_chosen(const struct fmha_problem *problem, const struct split_device *device,
 			 struct split_choice *ret_choice)
@@ -357,6 +454,9 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 		if (ret_choice->size > problem->seqlen_k)
 			ret_choice->size = most_keys(problem);
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: split_size");
+	} else if (problem->n_splits == 1 && device->gpu && packed_rows(problem) > TILE_ROWS &&
+		   is_for_warpgroups(problem, device)) {
+		choose_warpgroups(problem, device, ret_choice);
 	} else if (problem->n_splits != 0) {
 		ret_choice->n = problem->n_splits;
 		if (problem->seqlen_k > 0) /* as many as have keys */
@@ -368,6 +468,8 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 		   (packed_rows(problem) <= TILE_ROWS || is_latent(problem, device))) {
 		if (!choose_shares(problem, items, device, ret_choice))
 			choose_streaming(problem, items, device, ret_choice);
+	} else if (is_for_warpgroups(problem, device)) {
+		choose_warpgroups(problem, device, ret_choice);
 	} else {
 		choose_balance(problem, items, units, ret_choice);
 	}

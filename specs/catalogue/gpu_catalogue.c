@@ -50,6 +50,11 @@
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD), types, without, hdim, m, n, (m) / 16, 1, 1)
 #define WARPGROUPS_PAGES(types, hdim, m, n, without)                                               \
 	TILE(GPU_WGMMA, CORE(WGMMA), PAGED, types, without, hdim, m, n, (m) / 16, 1, 1)
+/* Few rows over many keys: what splits leave is merged. */
+#define WARPGROUPS_SPLITS(types, hdim, m, n, without)                                              \
+	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_FWD_SPLITKV), types,                            \
+	     WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(narrow) | (without), hdim, m, n, (m) / 16, \
+	     1, 1)
 /* Backward: as GRAD, two warpgroups. */
 #define GRAD_WARPGROUPS(hdim, m, n, without)                                                       \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, without, hdim, m, n, 8, 1, \
@@ -147,6 +152,15 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS_PAGES(E4M3, 128, 128, 128, RAW),
 	WARPGROUPS_PAGES(E4M3, 192, 128, 96, RAW),
 	WARPGROUPS_PAGES(E4M3, 256, 128, 80, RAW),
+	WARPGROUPS_SPLITS(HALF, 64, 192, 96, WITHOUT(softcap)),
+	WARPGROUPS_SPLITS(HALF, 64, 192, 64, 0),
+	WARPGROUPS_SPLITS(HALF, 192, 128, 128, WITHOUT(softcap)), /* with 128 columns of V */
+	WARPGROUPS_SPLITS(HALF, 192, 128, 64, 0),
+	WARPGROUPS_SPLITS(HALF, 256, 128, 64, WITHOUT(softcap)),
+	WARPGROUPS_SPLITS(HALF, 256, 128, 32, 0),
+	WARPGROUPS_SPLITS(E4M3, 128, 128, 128, WITHOUT(softcap)),
+	WARPGROUPS_SPLITS(E4M3, 192, 128, 96, WITHOUT(softcap)),
+	WARPGROUPS_SPLITS(E4M3, 256, 128, 64, WITHOUT(softcap)),
 	STAGED(CORE(MFMA), 64, 256, 128, 8, 1, WITHOUT(dropout) | WITHOUT(bias) | WITHOUT(softcap)),
 	STAGED(CORE(MFMA), 64, 128, 64, 4, 2, 0),
 	STAGED(CORE(MFMA), 128, 256, 64, 8, 1, WITHOUT(dropout)),
@@ -263,7 +277,7 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN : 0) |                          \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
 	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT ? SPEC_WARPGROUPS : 0) |                 \
-	 (pipeline == GPU_WGMMA ? SPEC_WIDENED : 0) |                                              \
+	 (pipeline == GPU_WGMMA ? SPEC_WIDENED | SPEC_UNSPLIT : 0) |                               \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
 	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
 	 (pipeline <= GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                            \

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""16-bit queries over fp8 caches as a caller has them, beside the same over a cache of 16 bits, and FlashAttention-3 over that, on one card
-and in one process.
+"""16-bit queries over fp8 caches, and few rows over long ones, as a caller has them, beside the same over a cache of 16 bits, and
+FlashAttention-3 over that, on one card and in one process.
 
     FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT]
 
@@ -37,6 +37,7 @@ class Shape:
     hdim_v: int = 0
     page: int = 0
     causal: bool = True
+    softcap: float = 0.0
     dtype: torch.dtype = torch.bfloat16
     kinds: tuple = ("e4m3",)
 
@@ -44,16 +45,21 @@ class Shape:
         dim = f"{self.hdim}/{self.hdim_v}" if self.hdim_v else str(self.hdim)
         return (f"{self.batch} x {self.heads}/{self.heads_k} x {self.rows} over {self.keys} d{dim}"
                 + (f" pages {self.page}" if self.page else "") + (" causal" if self.causal and self.rows > 1 else "")
-                + (" f16" if self.dtype == torch.float16 else ""))
+                + (" soft cap" if self.softcap else "") + (" f16" if self.dtype == torch.float16 else ""))
 
 
 BOTH = ("e4m3", "e5m2")
 SHAPES = {
     "prefill": [Shape(1, 32, 8, 8192, 8192, kinds=BOTH), Shape(1, 32, 8, 8192, 8192, causal=False, kinds=BOTH),
                 Shape(1, 32, 8, 8192, 8192, dtype=torch.float16), Shape(2, 32, 8, 4096, 4096, 64), Shape(1, 16, 8, 8192, 8192, 256),
-                Shape(1, 16, 16, 8192, 8192, 192, 128), Shape(8, 32, 8, 1024, 1024)],
+                Shape(1, 16, 16, 8192, 8192, 192, 128), Shape(8, 32, 8, 1024, 1024),
+                Shape(1, 16, 8, 8192, 8192, softcap=2.0)],
     "chunk": [Shape(4, 32, 8, 512, 16384, page=16, kinds=BOTH), Shape(4, 32, 8, 512, 16384, page=64), Shape(1, 64, 8, 2048, 16384, page=16),
               Shape(2, 16, 8, 1024, 8192, 256, page=64)],
+    "few": [Shape(1, 32, 8, rows, 16384, page=16) for rows in (65, 128, 192, 256)] +
+           [Shape(1, 8, 8, 640, 8192), Shape(1, 8, 8, 1024, 8192), Shape(2, 16, 4, 300, 6000, 64, page=64),
+            Shape(1, 16, 8, 128, 32768, 256, page=64), Shape(1, 16, 16, 200, 8192, 192, 128), Shape(4, 32, 8, 160, 4096, page=16),
+            Shape(1, 16, 8, 128, 8192, page=16, softcap=2.0), Shape(8, 64, 8, 24, 4096, page=64)],
     "decode": [Shape(batch, heads, 8, 1, keys, hdim, page=page, kinds=kinds)
                for batch, heads, hdim, page, kinds in ((16, 32, 128, 64, BOTH), (16, 64, 128, 16, ("e4m3",)), (8, 16, 256, 64, ("e4m3",)),
                                                        (16, 64, 64, 64, ("e4m3",)))
@@ -74,7 +80,7 @@ class Problem:
         self.q = normal(s.batch, s.rows, s.heads, s.hdim)
         store = (-(-s.keys // s.page) * s.batch, s.page) if s.page else (s.batch, s.keys)
         self.k, self.v = normal(*store, s.heads_k, s.hdim), normal(*store, s.heads_k, hdim_v)
-        self.options = dict(causal=s.causal)
+        self.options = dict(causal=s.causal, softcap=s.softcap)
         self.table = self.used = None
         if s.page:
             self.table = torch.randperm(store[0], device="cuda", generator=generator).int().view(s.batch, -1)
@@ -97,6 +103,8 @@ class Problem:
             rows = self.q[b, -64:, head].double()
             h = head // (s.heads // s.heads_k)
             scores = rows @ k[:, h].double().T / math.sqrt(s.hdim)
+            if s.softcap:
+                scores = s.softcap * torch.tanh(scores / s.softcap)
             if s.causal:
                 last = s.keys - len(rows) + torch.arange(len(rows), device="cuda")
                 scores.masked_fill_(torch.arange(s.keys, device="cuda") > last[:, None], -math.inf)
@@ -120,7 +128,7 @@ def flash_attention_3(p):
     if not s.page:
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     return lambda: attend(q=q, k=k, v=v, max_seqlen_q=s.rows, cu_seqlens_q=starts * s.rows, max_seqlen_k=s.keys, causal=s.causal,
-                          fa_version=3, **options)
+                          softcap=s.softcap, fa_version=3, **options)
 
 
 def measure(p):
@@ -147,7 +155,7 @@ def measure(p):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--match", default="", help="prefill, chunk or decode alone")
+    parser.add_argument("--match", default="", help="prefill, chunk, few or decode alone")
     args = parser.parse_args()
     failed = 0
     for kind, shapes in SHAPES.items():

@@ -56,13 +56,22 @@ TRAINED = {
 }
 
 
-def stage_of(words, stage):
-    """The pipeline of a plan's stage of that family."""
+def plan_of(words):
     done = subprocess.run([fmhad.find_program("fmhactl"), "plan", *words.split(), "--arch", "sm_90a", "--rules", "gpu", "--json"],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-    found = [s["pipeline"] for s in json.loads(done.stdout)["plan"]["stages"] if s["family"] == stage]
-    assert len(found) == 1, f"{words}: {done.stdout}"
+    return json.loads(done.stdout)["plan"]
+
+
+def stages_of(plan):
+    return [(s["family"], s["pipeline"]) for s in plan["stages"]]
+
+
+def stage_of(words, stage):
+    """The pipeline of a plan's stage of that family."""
+    plan = plan_of(words)
+    found = [pipeline for family, pipeline in stages_of(plan) if family == stage]
+    assert len(found) == 1, f"{words}: {plan}"
     return found[0]
 
 
@@ -80,6 +89,42 @@ def test_prefill(layer):
 @pytest.mark.parametrize("layer", [x for x in LAYERS if "dropped" not in x and "--bias" not in LAYERS[x][3]])
 def test_a_chunk_over_pages(layer):
     assert stage_of(f"forward -b 4 -s 2048 -s_k 16384 --page-size 64 {words_of(layer)}", "fwd_pagedkv") == "gpu_wgmma"
+
+
+PLAIN = [x for x in LAYERS if re.fullmatch(r"--causal( --s.*)?", LAYERS[x][3]) and LAYERS[x][0] <= 64]  # more fill a GPU with a tile each
+
+
+@pytest.mark.parametrize("layer", PLAIN)
+def test_few_rows_over_many_keys(layer):
+    """The end of a prompt whose beginning is in the cache: splits, and no more where there are many sequences."""
+    words = f"forward -s 100 -s_k 8192 --page-size 64 {words_of(layer)}"
+    one, many = plan_of(f"{words} -b 1"), plan_of(f"{words} -b 64")
+    assert stages_of(one) == [("fwd_splitkv", "gpu_wgmma"), ("fwd_splitkv_combine", "gpu_combine")] and one["n_splits"] > 1
+    assert [pipeline for _, pipeline in stages_of(many)] == ["gpu_wgmma"] and many["n_splits"] == 0
+
+
+@pytest.mark.parametrize("layer", PLAIN)
+@pytest.mark.parametrize("pages", ["", "--page-size 16"])
+def test_a_cache_of_fp8_is_widened_for_many_rows(layer, pages):
+    words = f"forward --kv-type e4m3 --descale pt {words_of(layer)} {pages}"
+    widen = ("fwd_appendkv", "gpu_append")
+    long, few = plan_of(f"{words} -b 1 -s 8192"), plan_of(f"{words} -b 1 -s 100 -s_k 8192")
+    assert long["widens"] and stages_of(long) == [widen, ("fwd", "gpu_wgmma")]
+    assert few["widens"] and stages_of(few) == [widen, ("fwd_splitkv", "gpu_wgmma"), ("fwd_splitkv_combine", "gpu_combine")]
+    assert not plan_of(f"{words} -b 1 -s 1 -s_k 8192")["widens"]
+
+
+def test_what_is_not_widened():
+    """Where keys have factors of their own, where that took more memory than it is worth, and where another kernel is named."""
+    words = "forward -h 32 -h_k 8 -s 2048 --kv-type e4m3 --causal"
+    assert plan_of(f"{words} -b 1")["widens"]
+    assert not plan_of(f"{words} -b 1 --page-size 16 --descale page")["widens"]
+    assert not plan_of(f"{words} -b 64 -s_k 65536 --page-size 16")["widens"]
+    narrow = "fwd-bf16-h128-gpu_wgmma-t128x64x128x128x64x128-r8x1x1-w16x16x16-p1111-generic-no-bpc1-narrow1-sm_90a"
+    wide = "fwd-bf16-h128-gpu_wgmma-t128x64x128x128x64x128-r8x1x1-w16x16x16-p1111-generic-no-bpc1-sm_90a"
+    for kernel, widens in ((narrow, False), (wide, True)):
+        plan = plan_of(f"{words} -b 1 --kernel {kernel}")
+        assert plan["widens"] == widens and plan["stages"][-1]["kernel"] == kernel
 
 
 @pytest.mark.parametrize("picture", VISION)

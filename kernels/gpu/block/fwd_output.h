@@ -21,6 +21,9 @@ template <class C, int TM> struct ForwardOutput {
 	float unit;
 	i32 wave;
 	i32 part = 0; /* PARTED: the first of its columns */
+	/* Whether they are to be merged. Hopper's loop takes problems without splits as if they had
+	 * some. */
+	bool are_parts = C::SPLIT;
 
 	/* First (packed) row of 16-row tile m. */
 	METHOD i32 row_of(int m) const { return block.tile_row + (wave * TM + m) * 16; }
@@ -155,7 +158,7 @@ template <class C, int TM> struct ForwardOutput {
 		const float kept = C::DROPOUT ? a.dropout.p_keep_inverse : 1.0f;
 		float origin = m == minus_infinity() ? minus_infinity() : m * unit;
 
-		if (a.sink && !C::SPLIT) {
+		if (a.sink && !are_parts) {
 			float sink = a.sink[row_head] * FMHA_LOG2_E;
 			float high = larger(origin, sink);
 
@@ -223,7 +226,7 @@ template <class C, int TM> struct ForwardOutput {
 	{
 		const abi_fwd_args &a = block.a;
 
-		if (C::SPLIT)
+		if (are_parts)
 			a.lse_acc[split_row(p)] = lse;
 		else if (a.lse.data)
 			a.lse.data[rows_offset(a.lse, block.seq, p.row, p.head)] = lse;

@@ -12,8 +12,9 @@
 
 #include "core/geometry.h"
 
-template <bool MASKED, int TILE_M, int TILE_N> struct PackedPieces {
+template <bool MASKED, int TILE_N> struct PackedPieces {
 	const abi_fwd_args &a;
+	i32 rows, heads; /* of a sequence that a tile has; what tiles are counted for */
 
 	/* A lane's sequence. */
 	struct Lengths {
@@ -31,7 +32,7 @@ template <bool MASKED, int TILE_M, int TILE_N> struct PackedPieces {
 			return Lengths{0, -1};
 		Sequence v = find_sequence(a.sequences, &a.cache, sequence);
 
-		return Lengths{ceil_div(v.n_q, TILE_M), MASKED ? 0 : ceil_div(v.n_k, TILE_N)};
+		return Lengths{ceil_div(v.n_q, rows), MASKED ? 0 : ceil_div(v.n_k, TILE_N)};
 	}
 
 	/* early: the first wave's. Others are read each time. */
@@ -48,8 +49,8 @@ template <bool MASKED, int TILE_M, int TILE_N> struct PackedPieces {
 	/* Return: false when there are not so many. */
 	METHOD bool find(i32 number, i32 *ret_sequence, i32 *ret_tile, i32 *ret_head) const
 	{
-		i32 place = number / a.nhead_q; /* among tiles */
-		i32 least = 0, too_much = MASKED ? ceil_div(a.sequences.seqlen_q_max, TILE_M)
+		i32 place = number / heads; /* among tiles */
+		i32 least = 0, too_much = MASKED ? ceil_div(a.sequences.seqlen_q_max, rows)
 						 : ceil_div(a.sequences.seqlen_k_max, TILE_N) + 1;
 		i32 n_more = 0; /* tiles with more work */
 		Lengths mine = lengths(lane_id());
@@ -87,7 +88,7 @@ template <bool MASKED, int TILE_M, int TILE_N> struct PackedPieces {
 			n = sum_of_wave(is_here ? n : 0);
 			/* All heads of a tile; or all tiles of a head, whose keys then stay in the
 			 * cache. */
-			number -= before * a.nhead_q;
+			number -= before * heads;
 			*ret_tile = MASKED ? least : number % n;
 			*ret_head = MASKED ? number : number / n;
 			return true;

@@ -53,14 +53,28 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 /*
  * For blocks that stay: the tiles of all heads and batch entries, taken one after the other. Of
  * packed sequences, whose lengths are not known here, at least as many as there are.
+ * @rows: of a sequence that a tile has, @heads: what tiles are counted for
  */
-GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, int tile_m)
+GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, grid_int rows, grid_int heads)
 {
 	const struct abi_sequences *s = &a->sequences;
-	grid_int n = grid_forward_of(a, 0, 0, 0, tile_m).n_tiles * s->batch;
-	grid_int packed = s->total_q / tile_m + s->batch;
+	grid_int n = grid_ceil(s->seqlen_q_max, rows) * s->batch;
+	grid_int packed = s->total_q / rows + s->batch;
 
-	return (s->seqstart_q && packed < n ? packed : n) * a->nhead_q;
+	return (s->seqstart_q && packed < n ? packed : n) * heads;
+}
+
+/* Heads that share keys and lie side by side in a tile of splits, row by row: all of them where
+ * that leaves a tenth fewer tiles, else one. Factors of Q are a head's own. */
+GRID_FN int grid_heads_of_tile(const struct abi_fwd_args *a, int tile_m)
+{
+	int heads = a->nhead_q / a->nhead_k;
+	grid_int rows = a->sequences.seqlen_q_max;
+
+	if (heads > tile_m || a->q_descale.data)
+		return 1;
+	return 10 * grid_ceil(rows, tile_m / heads) < 9 * heads * grid_ceil(rows, tile_m) ? heads
+											  : 1;
 }
 
 /* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */

@@ -125,10 +125,12 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
 #define LDS_WGMMA_SEEN	   96 /* what loading warps say of a mask that is data */
+#define LDS_WGMMA_CUT	   16 /* how tiles of splits are cut */
 struct lds_wgmma_cut {
 	struct lds_cut tile;
 	int element, key; /* bytes of Q's elements; of K's and V's */
 	int bias, data;   /* 1: a tensor of 16-bit elements; a mask that is data */
+	int splits;       /* 1: of the keys */
 };
 
 LDS_FN int lds_slabs(int rows, int row_bytes)
@@ -156,7 +158,8 @@ LDS_FN int lds_wgmma_is_narrow(struct lds_wgmma_cut c)
 
 LDS_FN int lds_wgmma_barriers(struct lds_wgmma_cut c)
 {
-	return LDS_WGMMA_BARRIERS + (lds_wgmma_is_narrow(c) ? 64 : 0);
+	return LDS_WGMMA_BARRIERS + (lds_wgmma_is_narrow(c) ? 64 : 0) +
+	       (c.splits ? LDS_WGMMA_CUT : 0);
 }
 
 /* Warpgroups that load. */

@@ -2,7 +2,8 @@
 /*
  * append.h: new keys and values into the cache, with rotary embedding. A wave a row. Bit for bit
  * the formula of kernels/reference/appendkv.c: products exact in double, one rounding to the type.
- * And the way back: what a cache of 8 bits has, in a type of 16, for loops that are faster over that.
+ * And the way back: what a cache of 8 bits has, in a type of 16, for loops that are faster over
+ * that.
  */
 #ifndef FMHA_GPU_APPEND_H
 #define FMHA_GPU_APPEND_H
@@ -325,7 +326,8 @@ template <class C> struct Append {
 		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
 		typename E::Storage *const out =
 			(typename E::Storage *)to.data + k_offset(to, seq, first, head);
-		const u64 strides = (u64)cache.base | (u64)cache.stride_seq | (u64)cache.stride_page;
+		const u64 strides = (u64)cache.base | (u64)cache.stride_seq |
+				    (u64)cache.stride_page;
 
 		if (!cache.packed_layout && cache.stride_dim == 1 && hdim % 16 == 0 &&
 		    strides % 16 == 0) {

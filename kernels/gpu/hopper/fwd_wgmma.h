@@ -15,7 +15,10 @@
  *
  * Tiles of keys are walked from the last to the first: those that a causal mask cuts come first.
  * Blocks take pieces of work (rows of one head) in turn: a grid of one block a multiprocessor keeps
- * loading across them, one block a piece leaves the order to the hardware.
+ * loading across them, one block a piece leaves the order to the hardware. A kernel of splits may
+ * have the rows of all heads that share keys in a piece, row by row, where that leaves fewer of
+ * them: the copy engine brings them side by side. It does so without splits, too, and writes O
+ * itself then.
  *
  * Under a mask that is data the loading warp looks at each tile before it asks for it: those that
  * no row sees are not brought, and which ones these are only it says, beside the tile. The mask may
@@ -53,11 +56,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	using Block::head_k;
 	using Block::n_rows;
 	using Block::seq;
+	using Block::split;
 	using Block::tile_row;
 	static const int TN = C::TILE_N / 16, TD = C::HDIM_V / 16;
 	static_assert(C::TILE_M == 16 * C::WAVES_M && C::WAVES_N == 1,
 		      "a wave has 16 rows of its warpgroup's 64");
-	static_assert(!C::PACK && !C::SPLIT, "the copy engine brings rows of one head");
+	static_assert(!C::PACK, "rows of several heads are a matter of splits");
 	typedef RegTile<Core, 1, TN> Scores;
 	typedef typename C::KeyElement KeyElement;
 	static const bool NARROW = !SameType<Element, KeyElement>::value; /* K and V, beside Q */
@@ -71,8 +75,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX,
 			  HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
 	/* Scores that are nothing but capped become weights at once; with more in them, step by
-	 * step. */
-	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE;
+	 * step. So do those that have factors, which are a head's own: a launch has one scale. */
+	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE && !C::DESCALE;
 	/* Where products take longer than special functions, a polynomial beside them gains
 	 * nothing. */
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
@@ -98,7 +102,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static __device__ constexpr lds_wgmma_cut wgmma_cut()
 	{
 		return lds_wgmma_cut{C::cut(C::TILE_M, C::TILE_N), ELEMENT, KEY, HAS_BIAS,
-				     HAS_DATA};
+				     HAS_DATA, C::SPLIT};
 	}
 	static const int Q_STAGES = lds_wgmma_queries(wgmma_cut(), C::LDS_BYTES);
 	static const int COPIES = lds_wgmma_copies(wgmma_cut(), C::LDS_BYTES); /* stages of them */
@@ -114,13 +118,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				      (Values::WIDENED || HAS_BIAS ? 2 * COPIES : 0) +
 				      (NARROW ? 2 * COPIES : 0);
 	static const int NUMBERS_AT = BARRIERS_AT + N_BARRIERS * 8; /* of capped scores */
-	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) <=
+	/* of tiles of several heads; at the end */
+	static const int CUT_BYTES = C::SPLIT ? LDS_WGMMA_CUT : 0,
+		CUT_AT = BARRIERS_AT + lds_wgmma_barriers(wgmma_cut()) - CUT_BYTES;
+	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) + CUT_BYTES <=
 			      lds_wgmma_barriers(wgmma_cut()),
 		      "room for them");
 	/* HAS_DATA: beside each stage of K its tile; what the loading warps tell each other. */
 	static const int REACHES_AT = SEEN_AT + STAGES * 8, VOTES_AT = REACHES_AT + 4 * 16;
 	static_assert(STAGES * 8 + 4 * 16 + 8 <= LDS_WGMMA_SEEN, "room for that");
-	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED),
+	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED && !C::SPLIT),
 		      "the loading warps say which tiles are walked");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
 
@@ -131,7 +138,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: Values::WIDENED ? 56
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
-							      : 24;
+						: C::SPLIT && C::PAGED && C::HDIM_Q > 128 &&
+								  C::HDIM_Q <= 192
+							? 32
+							: 24;
 	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
 					      LOADER_REGISTERS * LOADERS) /
 					     GROUPS / 8 * 8;
@@ -170,6 +180,38 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
 
 	METHOD i32 wave_row() const { return tile_row + wave_m * 16; }
+
+	/* SPLIT: heads of a tile, and rows of the sequence; in shared memory, since registers are
+	 * few. */
+	METHOD void cut_tile() const
+	{
+		const Divisor heads = Divisor::make(grid_heads_of_tile(&a, C::TILE_M));
+		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)(C::TILE_M / heads.by), 0};
+
+		store_shared_16(lds + CUT_AT, x);
+	}
+	METHOD Divisor heads_divisor() const
+	{
+		const chunk8 x = load_shared_8(lds + CUT_AT);
+
+		return Divisor{(i32)x.w[0], x.w[1]};
+	}
+	METHOD i32 tile_heads() const { return C::SPLIT ? heads_divisor().by : 1; }
+	METHOD i32 tile_rows() const
+	{
+		return C::SPLIT ? (i32)load_shared_8(lds + CUT_AT + 8).w[0] : C::TILE_M;
+	}
+	/* The sequence's row in the tile's n-th, and how far from the tile's first its head is. */
+	METHOD i32 row_of(i32 n) const
+	{
+		return tile_row + (C::SPLIT ? heads_divisor().quotient(n) : n);
+	}
+	METHOD i32 head_of(i32 n) const
+	{
+		const Divisor heads = C::SPLIT ? heads_divisor() : Divisor{1, 0};
+
+		return C::SPLIT ? n - heads.quotient(n) * heads.by : 0;
+	}
 
 	/* A tile's barriers: it is there; nobody reads it any more. */
 	METHOD u32 barrier(i32 number) const { return lds + BARRIERS_AT + number * 8; }
@@ -223,9 +265,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef Ring<COPIES> CopyRing;
 	typedef Ring<Q_STAGES> QueryRing;
 
-	/* Rows of a head, in tiles; heads of all batch entries. */
-	METHOD i32 tiles_of_head() const { return ceil_div(a.sequences.seqlen_q_max, C::TILE_M); }
-	METHOD i32 heads() const { return a.nhead_q * a.sequences.batch; }
+	/* Rows of a head, in tiles; heads of all batch entries. Each split has blocks of its own. */
+	METHOD i32 tiles_of_head() const { return ceil_div(a.sequences.seqlen_q_max, tile_rows()); }
+	METHOD i32 n_heads() const { return a.nhead_q / tile_heads(); } /* of a batch entry */
+	METHOD i32 heads() const { return n_heads() * a.sequences.batch; }
 
 	/*
 	 * How many heads are taken before the next ones. Under a mask their pieces go by length,
@@ -235,8 +278,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 */
 	static const int SHARING = 4;
 	/* What a mask that is data leaves of a row is like what it leaves of the rows beside it:
-	 * see locate(). */
-	static const bool SECTIONS = C::MASK && !HAS_DATA;
+	 * see locate(). Splits are of rows that are few beside their keys, of which all tiles of a
+	 * head see most: they find them in the cache. */
+	static const bool SECTIONS = C::MASK && !HAS_DATA && !C::SPLIT;
 	METHOD i32 heads_of_section() const
 	{
 		i32 n_blocks = (i32)gridDim.x;
@@ -246,7 +290,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		i32 rounds = 2 *
 			     ceil_div(ceil_div(n_blocks, SHARING) * tiles_of_head(), 2 * n_blocks);
 
-		return min_of(rounds * n_blocks / tiles_of_head(), heads());
+		return min_of(max_of(rounds * n_blocks / tiles_of_head(), 1), heads());
 	}
 
 	/* How far a block is: the section's first head and, under a mask, how many it has; rounds
@@ -264,6 +308,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 * work: blocks that begin together end together. */
 	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
 	{
+		split = C::SPLIT ? block_id_y() : 0;
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
 		if constexpr (HAS_DATA) {
@@ -274,26 +319,27 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			seq = find_sequence(a.sequences, &a.cache, batch);
 			return find_tiles(ret_tiles);
 		}
-		i32 n_tiles = tiles_of_head(), n = C::MASK ? at.heads.by : n_tiles;
-		i32 quotient = C::MASK ? at.heads.quotient(number) : number / n,
+		i32 n_tiles = tiles_of_head(), n = SECTIONS ? at.heads.by : n_tiles;
+		i32 quotient = SECTIONS ? at.heads.quotient(number) : number / n,
 		    remainder = number - quotient * n;
-		i32 y = C::MASK ? at.first + remainder : quotient;
-		i32 batch = y / a.nhead_q;
+		i32 y = SECTIONS ? at.first + remainder : quotient;
+		i32 batch = y / n_heads();
 
-		tile_row = (n_tiles - 1 - (C::MASK ? quotient : remainder)) * C::TILE_M;
-		head = y - batch * a.nhead_q;
+		tile_row = (n_tiles - 1 - (SECTIONS ? quotient : remainder)) * tile_rows();
+		head = (y - batch * n_heads()) * tile_heads();
 		seq = find_sequence(a.sequences, &a.cache, batch);
 		return find_tiles(ret_tiles);
 	}
 
 	METHOD bool locate_packed(i32 number)
 	{
-		const PackedPieces<C::MASK, C::TILE_M, C::TILE_N> all = {a};
+		const PackedPieces<C::MASK, C::TILE_N> all = {a, tile_rows(), n_heads()};
 		i32 sequence, tile;
 
 		if (!all.find(number, &sequence, &tile, &head))
 			return false;
-		tile_row = tile * C::TILE_M;
+		tile_row = tile * tile_rows();
+		head *= tile_heads();
 		seq = find_sequence(a.sequences, &a.cache, sequence);
 		return true;
 	}
@@ -303,7 +349,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		n_rows = seq.n_q;
 		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
 			return false;
-		band = Band::make<C::MASK>(a.band, seq, 0, seq.n_k);
+		band = Block::band();
 		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
 		if (ret_tiles->count == 0) /* rows that see nothing: one tile, all masked */
 			*ret_tiles = ColumnTiles{C::TILE_N, 0, 0, 0, 1};
@@ -321,8 +367,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			    n_heads = SECTIONS ? at->heads.by : heads();
 			i32 number = start +
 				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
-			i32 pieces = a.sequences.seqstart_q ? grid_pieces(&a, C::TILE_M)
-							    : n_heads * tiles_of_head();
+			i32 pieces = a.sequences.seqstart_q
+					     ? grid_pieces(&a, tile_rows(), this->n_heads())
+					     : n_heads * tiles_of_head();
 
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
@@ -338,7 +385,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				return true;
 		}
 	}
-	METHOD i32 last_row() const { return min_of(tile_row + C::TILE_M, n_rows) - 1; }
+	METHOD i32 last_row() const { return min_of(tile_row + tile_rows(), n_rows) - 1; }
 
 	/* ---- the loading warpgroup ---- */
 
@@ -361,6 +408,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				     i32 of_head, i32 batch, i32 box)
 	{
 		load_tile<SLABS>(to, slab, map, barrier, 0, row, of_head, batch, box, slab);
+	}
+
+	/* Of splits the map's dimensions are (dim, head, row, batch). */
+	METHOD void load_queries(const TensorMap &map, i32 stage) const
+	{
+		i32 row = seq.q_start + tile_row, batch = seq.packed_q ? 0 : seq.batch;
+
+		if constexpr (C::SPLIT)
+			load_tile<Q_SLABS>(q_tile(stage), Q_SLAB, map, q_full(stage), 0, head, row,
+					   batch, BOX, tile_rows() * tile_heads() * SLAB_WIDTH);
+		else
+			load_rows<Q_SLABS>(q_tile(stage), Q_SLAB, map, q_full(stage), row, head,
+					   batch, BOX);
 	}
 
 	METHOD static i32 loading_warp() { return LOADING_WARPS > 1 ? wave_id() - C::WAVES_M : 0; }
@@ -483,10 +543,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					queries.next();
 				} else if (n == tiles.count) {
 					barrier_wait(q_empty(queries.stage), queries.parity);
-					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
-							   q_full(queries.stage),
-							   seq.q_start + tile_row, head,
-							   seq.packed_q ? 0 : seq.batch, BOX);
+					load_queries(q, queries.stage);
 					queries.next();
 				} else {
 					i32 stage = values.stage;
@@ -700,10 +757,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				keys.next();
 				if (before < 0) {
 					barrier_wait(q_empty(queries.stage), queries.parity);
-					load_rows<Q_SLABS>(q_tile(queries.stage), Q_SLAB, q,
-							   q_full(queries.stage),
-							   seq.q_start + tile_row, head,
-							   seq.packed_q ? 0 : seq.batch, BOX);
+					load_queries(q, queries.stage);
 					queries.next();
 				} else {
 					load_value(v, values, row + before, batch);
@@ -943,7 +997,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	{
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 last = band.last(wave_row() + Core::stat_row(r)) - column -
+			i32 last = band.last(row_of(wave_m * 16 + Core::stat_row(r))) - column -
 				   Core::column(0);
 
 			UNROLL
@@ -957,24 +1011,26 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void mask_begin(Scores &s, i32 column, float hidden) const
 	{
 		i32 from = column + Core::column(0), sinks = band.sinks - from;
+		i32 begin = band.begin - from; /* sinks of another split are not this one's */
 
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 first = band.first(wave_row() + Core::stat_row(r)) - from;
+			i32 first = band.first(row_of(wave_m * 16 + Core::stat_row(r))) - from;
 
 			UNROLL
 			for (int n = 0; n < TN; n++)
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					if (Core::stat(e) == r && place(n, e) < first &&
-					    place(n, e) >= sinks)
+					    (place(n, e) >= sinks ||
+					     (C::SPLIT && place(n, e) < begin)))
 						s.t[0][n].x[e] = hidden;
 		}
 	}
 	METHOD bool mask(Scores &s, i32 column, const Reach<C> &mine, float hidden) const
 	{
 		bool cuts_end = column + C::TILE_N > mine.end,
-		     cuts_begin = C::MASK && column < mine.begin;
+		     cuts_begin = (C::MASK || C::SPLIT) && column < mine.begin;
 
 		if (cuts_end)
 			mask_end(s, column, hidden);
@@ -1175,7 +1231,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			 QueryRing &queries)
 	{
 		const Reach<C> block = reach_of(tile_row, last_row());
-		const Reach<C> mine = reach_of(first_row(), min_of(first_row() + 63, last_row()));
+		const Reach<C> mine = reach_of(row_of(warpgroup() * 64),
+					       min_of(row_of(warpgroup() * 64 + 63), last_row()));
 		i32 n = tiles.count - 1, column;
 		RowVector<Core, 1> factor;
 		Scores s;
@@ -1239,23 +1296,32 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD WgmmaRows finish_rows()
 	{
 		ForwardOutput<C, 1> output = {*this, o, rows, modifiers.unit, wave_m};
+		output.are_parts = C::SPLIT && a.o_acc;
 		i32 bytes = ELEMENT == 2 || a.o_dtype != ABI_F32 ? 2 : 4;
 		WgmmaRows results;
 
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
+			i32 n = wave_m * 16 + Core::stat_row(r), row = row_of(n);
+			const RowPlace place = {row, head + head_of(n)};
 			float sum = Core::row_sum(rows.l(0, r)) * (1.0f / (1 << SHIFT)), lse;
 			float m = CAPPED ? capped.maximum(rows.m(0, r), r) : rows.m(0, r);
 
-			results.factor[r] = output.finish_row(m + left_out(row), sum, head, &lse) *
+			results.factor[r] = output.finish_row(m + left_out(row), sum, place.head,
+							      &lse) *
 					    o_scale;
 			results.to[r] = 0;
-			if (row < n_rows) {
-				results.to[r] = (char *)a.o.data +
-						q_offset(a.o, seq, row, head) * bytes;
+			if (C::SPLIT ? row <= last_row() : row < n_rows) {
+				results.to[r] = output.are_parts
+							? (char *)(a.o_acc +
+								   output.split_row(place) *
+									   a.hdim_v)
+							: (char *)a.o.data +
+								  q_offset(a.o, seq, row,
+									   place.head) *
+									  bytes;
 				if (lane_id() % 4 == 0)
-					output.store_lse(RowPlace{row, head}, lse);
+					output.store_lse(place, lse);
 			}
 		}
 		return results;
@@ -1284,7 +1350,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			settle(o.t[0]);
 			release(v_empty(values.stage));
 			values.next();
-			Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
+			if (C::SPLIT && a.o_acc)
+				Values::store_floats(o, results, a.hdim_v);
+			else
+				Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
 		}
 	}
 
@@ -1316,6 +1385,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				barrier_init(k_copy_empty(i), WIDENING_WARPS);
 			}
 			barrier_publish();
+			if (C::SPLIT)
+				cut_tile();
 			if (CAPPED)
 				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
 		}

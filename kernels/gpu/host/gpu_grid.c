@@ -37,16 +37,19 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 			a->sequences.batch, g.n_tiles * k->tile.tile_m, ret_grid);
 }
 
-/* Blocks that stay and take piece after piece. */
+/* Blocks that stay and take piece after piece, of a split each. */
 static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct abi_fwd_args *a,
 		      uint32_t ret_grid[3])
 {
-	grid_int pieces = grid_pieces(a, k->tile.tile_m), blocks = pieces;
+	int is_split = k->family == ABI_FWD_SPLITKV;
+	int heads = is_split ? grid_heads_of_tile(a, k->tile.tile_m) : 1;
+	grid_int n_splits = is_split && a->n_splits > 1 ? a->n_splits : 1;
+	grid_int pieces = grid_pieces(a, k->tile.tile_m / heads, a->nhead_q / heads);
+	grid_int places = units / n_splits > 0 ? units / n_splits : 1;
+	grid_int blocks = pieces < places ? pieces : places;
 
-	if (blocks > units)
-		blocks = units;
 	/* a round further is looked at */
-	return set_grid(k, blocks, 1, 1, pieces + blocks, ret_grid);
+	return set_grid(k, blocks, n_splits, 1, pieces + blocks, ret_grid);
 }
 
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,

@@ -119,8 +119,9 @@ static int decode_stages(const struct gpu_arch *arch, const struct traits *trait
 static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *traits,
 			   const struct gpu_tile *t)
 {
-	const struct lds_wgmma_cut cut = {cut_of(arch, t), element_bytes(traits), key_bytes(traits),
-					  traits->bias == 1, traits->mask_data != 0};
+	const struct lds_wgmma_cut cut = {cut_of(arch, t),        element_bytes(traits),
+					  key_bytes(traits),      traits->bias == 1,
+					  traits->mask_data != 0, traits->op == ABI_FWD_SPLITKV};
 
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
@@ -278,12 +279,17 @@ static const char *finish_kernel(const struct gpu_arch *arch, struct gpu_kernel 
 static int wide_keys(const struct traits *traits, const struct gpu_tile *t)
 {
 	int both = traits->bias && traits->softcap, alibi = traits->bias == 2;
+	int capped_by_head = traits->softcap && traits->descale && !traits->narrow;
 
+	if (t->hdim_v <= 128)
+		return capped_by_head ? 64 : 0;
 	if (t->hdim_v <= 192)
-		return t->hdim_v > 128 && (both || (alibi && traits->dropout)) ? 32 : 0;
+		return both || (alibi && traits->dropout) || capped_by_head ? 32 : 0;
 	if (traits->narrow)
 		return 64;
-	if (both || alibi || traits->dropout)
+	if (traits->op == ABI_FWD_SPLITKV)
+		return traits->softcap ? 32 : 64;
+	if (both || alibi || traits->dropout || capped_by_head)
 		return 32;
 	return traits->bias || traits->softcap ? 64 : 80;
 }
@@ -301,8 +307,11 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 		return "a product has at most 256 columns";
 	if ((t->waves_m == 12) != three)
 		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
-	if (three && t->tile_n > 64 && t->tile_n != (traits->narrow ? 96 : 128))
-		return "three warpgroups have registers for 128 keys, or 96 that others widen";
+	if (three && t->tile_n > 64 &&
+	    t->tile_n != (traits->narrow || traits->op == ABI_FWD_SPLITKV ? 96 : 128))
+		return "three warpgroups have registers for 128 keys, or 96 that others widen or "
+		       "of "
+		       "splits";
 	if (keys && t->tile_n != keys)
 		return "its scores and O do not fit into the registers";
 	if (t->tile_n < 64 && t->tile_n != keys)
@@ -578,10 +587,16 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "does not read caches narrower than their queries";
 	if (traits->narrow && t->pipeline == GPU_WGMMA && (traits->bias || traits->dropout))
 		return "has neither bias nor dropout with such caches";
-	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV)
-		return "does not split keys";
-	if (t->pipeline == GPU_WGMMA && (family == ABI_FWD) == (traits->paged != 0))
+	if (t->pipeline == GPU_WGMMA && family != ABI_FWD_SPLITKV &&
+	    (family == ABI_FWD) == (traits->paged != 0))
 		return "does not find its keys that way";
+	if (t->pipeline == GPU_WGMMA && traits->descale && !traits->narrow &&
+	    traits->dtype <= ABI_BF16 &&
+	    (traits->paged || traits->dropout || (traits->bias && traits->softcap)))
+		return "has 16-bit keys with factors in no pages, with neither dropout nor a bias "
+		       "beside a soft cap";
+	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV && traits->mask_data)
+		return "has masks that are data without splits";
 	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)
 		return "computes with 16 bits";
 	if (t->pipeline == GPU_LATENT && (traits->bias || traits->softcap || traits->descale))

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "core/grid.h"
 #include "core/lds.h"
 
 #define SWIZZLE       128 /* bytes: also the width of a box */
@@ -69,6 +70,24 @@ static const char *add_map(const struct operand *o, const void *args, int box_ro
 			    (uint64_t)o->batch}};
 	record->aligned[record->n_aligned++] = map->offset;
 	return find_strides(o, map->strides);
+}
+
+/* Q of splits: (dim, head, row, batch), since a box may have rows of several heads. */
+static const char *add_grouped_queries(const struct operand *q, const struct abi_fwd_args *a,
+				       int tile_m, struct launch_record *record)
+{
+	const int heads = grid_heads_of_tile(a, tile_m);
+	const char *why = add_map(q, a, tile_m / heads, record);
+	struct launch_map *map = &record->maps[record->n_maps - 1];
+	const uint64_t stride = map->strides[0];
+
+	map->box[1] = (uint32_t)heads;
+	map->box[2] = (uint32_t)(tile_m / heads);
+	map->extents[1] = (uint64_t)q->heads;
+	map->extents[2] = (uint64_t)q->rows;
+	map->strides[0] = map->strides[1];
+	map->strides[1] = stride;
+	return why;
 }
 
 /* Along the axes that it repeats over a bias has one element. */
@@ -240,6 +259,7 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 			    a->nhead_k, batch_k,   view_kv_dtype(a)};
 	struct operand v, o;
 	int box_rows = lds_wgmma_box(tile->tile_n, a->cache.page_size);
+	int splits = kernel->family == ABI_FWD_SPLITKV, parts = splits && a->o_acc;
 	const char *why;
 
 	if (s->seqstart_q)
@@ -257,17 +277,18 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 	why = check_scores(a);
 	if (!why)
 		why = maps_check_pages(kernel, a);
-	if (!why && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
+	if (!why && !parts && a->dtype != ABI_E4M3 && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)
-		why = add_map(&q, a, tile->tile_m, record);
+		why = splits ? add_grouped_queries(&q, a, tile->tile_m, record)
+			     : add_map(&q, a, tile->tile_m, record);
 	if (!why)
 		why = add_map(&k, a, box_rows, record);
 	if (!why)
 		why = add_map(&v, a, box_rows, record);
 	if (!why && a->bias.data)
 		why = add_bias(&q, a, tile->tile_m, record);
-	return why ? why : check_output(&o, a, record);
+	return why || parts ? why : check_output(&o, a, record);
 }
 
 /* A thread's number is multiplied by it, as 24 bits. */

@@ -170,14 +170,17 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 	bool windowed = p->window_left >= 0 || p->window_right >= 0;
 	bool described = p->q_descale.buffer || p->k_descale.buffer || p->v_descale.buffer;
 	int bias = p->bias.buffer ? 1 : p->alibi_slopes.buffer ? 2 : 0;
-	int narrow = p->k.dtype == p->q.dtype ? 0 : p->k.dtype == FMHA_E4M3 ? 1 : 2;
+	/* A cache may be widened first; then it lies in no pages, either. */
+	bool widened = forward && r->f.plan.widens;
+	int narrow = p->k.dtype == p->q.dtype || widened ? 0 : p->k.dtype == FMHA_E4M3 ? 1 : 2;
 
 	expect_option(r, kernel, "MASK", scored && p->mask != FMHA_MASK_NONE && windowed);
 	expect_option(r, kernel, "BIAS", scored ? bias : 0);
 	expect_option(r, kernel, "SOFTCAP", scored && p->logits_soft_cap > 0);
 	expect_option(r, kernel, "DROPOUT", scored && p->dropout_p > 0);
 	expect_option(r, kernel, "PAGED",
-		      (forward || kernel->family == ABI_FWD_APPENDKV) && p->page_size > 0);
+		      (forward || kernel->family == ABI_FWD_APPENDKV) && p->page_size > 0 &&
+			      !widened);
 	expect_option(r, kernel, "DESCALE", forward && described);
 	expect_option(r, kernel, "NARROW", forward ? narrow : 0);
 	if (forward)

@@ -67,6 +67,40 @@ static void axes_are_dim_sequence_head_batch(void **state)
 	assert_int_equal(record.aligned[3], offsetof(struct abi_fwd_args, o.data));
 }
 
+/* A kernel of splits has rows of all heads that share keys in a tile, where that leaves fewer; its parts go to
+ * the workspace, O's type and place are nobody's business then. */
+static void splits_have_rows_of_several_heads(void **state)
+{
+	const uint64_t extents[] = {HDIM_Q, HEADS_Q, 40, BATCH};
+	const uint64_t strides[] = {2 * HDIM_Q, 2 * HEADS_Q * HDIM_Q,
+				    2 * ROWS_Q * HEADS_Q * HDIM_Q};
+	const uint32_t together[] = {64, 2, 64, 1}, alone[] = {64, 1, 128, 1};
+	static float parts[1];
+	static const float factor = 1;
+	struct gpu_kernel splits = kernel;
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	splits.family = ABI_FWD_SPLITKV;
+	a.sequences.seqlen_q_max = 40;
+	assert_null(gpu_kernel_maps(&splits, &a, &record));
+	assert_memory_equal(record.maps[Q].extents, extents, sizeof(extents));
+	assert_memory_equal(record.maps[Q].strides, strides, sizeof(strides));
+	assert_memory_equal(record.maps[Q].box, together, sizeof(together));
+	a.q_descale.data = &factor;
+	assert_null(gpu_kernel_maps(&splits, &a, &record));
+	assert_memory_equal(record.maps[Q].box, alone, sizeof(alone));
+	a.q_descale.data = NULL;
+	a.sequences.seqlen_q_max = 128; /* a tile a head, or two of both */
+	assert_null(gpu_kernel_maps(&splits, &a, &record));
+	assert_memory_equal(record.maps[Q].box, alone, sizeof(alone));
+	a.o_dtype = ABI_F32;
+	assert_string_equal(gpu_kernel_maps(&splits, &a, &record), "O has not the type of Q");
+	a.o_acc = parts;
+	assert_null(gpu_kernel_maps(&splits, &a, &record));
+}
+
 /* A longer or shorter cache in a record that was made for this one: the maps that its own plan has. */
 static void a_cache_that_grows_has_other_maps(void **state)
 {
@@ -643,6 +677,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(axes_are_dim_sequence_head_batch),
+		cmocka_unit_test(splits_have_rows_of_several_heads),
 		cmocka_unit_test(a_cache_that_grows_has_other_maps),
 		cmocka_unit_test(other_loops_take_no_maps),
 		cmocka_unit_test(packed_sequences_are_one_axis),
