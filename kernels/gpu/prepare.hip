@@ -9,6 +9,7 @@ extern "C" __global__ void FMHA_BOUNDS(PREPARE_THREADS, 1) fmha_prepare(const ab
 	__shared__ prepare_shared shared;
 	i32 thread = thread_id();
 
+	let_next_stage_begin();
 	prepare_pages(&args, (i64)block_id_x() * PREPARE_THREADS + thread,
 		      (i64)args.grid * PREPARE_THREADS);
 	if (block_id_x() != 0)

@@ -108,6 +108,7 @@ template <class C, bool FACTORS> struct Decode {
 
 		wave_m = wave % C::WAVES_M;
 		wave_n = wave / C::WAVES_M;
+		wait_for_stage_before();
 		if constexpr (C::SHARES)
 			return run_share(lds);
 		block.locate(block_id_x(), block_id_y(), block_id_z());

@@ -762,6 +762,7 @@ template <class C> struct ForwardLatent {
 		lds = shared_address(memory);
 		warp = wave % GROUP_WARPS;
 		make_barriers();
+		wait_for_stage_before();
 		if (C::SPLIT)
 			let_next_stage_begin();
 		if (!find_pieces())

@@ -1400,6 +1400,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		lds = shared_address(memory);
 		capped.numbers = lds + NUMBERS_AT;
 		make_barriers();
+		wait_for_stage_before();
+		if (C::SPLIT)
+			let_next_stage_begin();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();
 			if constexpr (HAS_DATA) {

@@ -164,6 +164,14 @@ static int can_wait(const struct gpu_arch *arch)
 	return sscanf(arch->name, "sm_%d", &number) == 1 && number >= 90;
 }
 
+/* Whose kernels do so before they read anything but their arguments. */
+static int waits(enum abi_family family, int pipeline)
+{
+	return family == ABI_FWD_SPLITKV_COMBINE ||
+	       (is_forward(family) &&
+		(pipeline == GPU_WGMMA || pipeline == GPU_DECODE || pipeline == GPU_LATENT));
+}
+
 /* What all kernels with tiles share. */
 static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family family,
 				const struct traits *traits, const struct gpu_tile *tile,
@@ -187,7 +195,7 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 		.family = family, .dtype = dtype, .tile = *tile, .block = {threads, 1, 1}};
 	/* AMD's queues count threads, in 32 bits. */
 	k->most_x = strncmp(arch->name, "gfx", 3) == 0 ? UINT32_MAX / threads : INT32_MAX;
-	k->overlaps = can_wait(arch) && family == ABI_FWD_SPLITKV_COMBINE;
+	k->overlaps = can_wait(arch) && waits(family, tile->pipeline);
 	snprintf(k->build.arch, sizeof(k->build.arch), "%s", arch->name);
 	snprintf(k->build.source, sizeof(k->build.source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);

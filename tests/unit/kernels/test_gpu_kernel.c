@@ -419,6 +419,27 @@ static void merges_of_many_parts_share_a_row(void **state)
 	}
 }
 
+/* Its blocks may begin while the stage before still runs: whose kernel waits for that itself. */
+static void what_waits_overlaps(void **state)
+{
+	static const struct {
+		const char *arch;
+		struct gpu_tile tile;
+		uint32_t overlaps;
+	} cases[] = {{"sm_90a", {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2}, 1},
+		     {"sm_90a", {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1}, 1},
+		     {"sm_90a", {GPU_MMA_PACK, 16, 128, 128, 128, 1, 4, 1}, 0},
+		     {"sm_80", {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2}, 0}};
+	struct gpu_kernel k;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(make(cases[i].arch, ABI_FWD_SPLITKV, &bf16, &cases[i].tile, &k),
+				 0);
+		assert_int_equal(k.overlaps, cases[i].overlaps);
+	}
+}
+
 /* 8-bit values lie in LDS twice, once in 16 bits; a bias beside the keys. */
 static void warpgroups_fit_or_are_refused(void **state)
 {
@@ -624,6 +645,7 @@ int main(void)
 		cmocka_unit_test(latents_fill_hopper),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
+		cmocka_unit_test(what_waits_overlaps),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),
 		cmocka_unit_test(amd_loops_multiply_e4m3),
 		cmocka_unit_test(amd_decode_multiplies_e4m3),
