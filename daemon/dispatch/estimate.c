@@ -70,17 +70,6 @@ struct tiling {
 	int64_t m0, n0, rows, keys, heads;
 };
 
-/* Hopper's loop puts the rows of a group's heads into one tile of a split where that leaves fewer: core/grid.h. */
-static bool groups_heads(const struct select_stage *stage, const struct tiling *t, int flags)
-{
-	const struct fmha_problem *p = &stage->plan->problem;
-	int64_t heads = p->nhead_k > 0 ? p->nhead_q / p->nhead_k : 1;
-
-	return stage->family == ABI_FWD_SPLITKV && flags & SPEC_WARPGROUPS && heads <= t->m0 &&
-	       !plan_present(p, FMHA_T_Q_DESCALE) &&
-	       10 * ceil_div(t->rows, t->m0 / heads) < 9 * heads * ceil_div(t->rows, t->m0);
-}
-
 static struct tiling tiling_of(const struct select_stage *stage, const struct kernel_spec *spec,
 			       int flags)
 {
@@ -91,7 +80,10 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : cost_keys(p),
 			   .heads = p->nhead_q};
 
-	if ((flags & SPEC_PACKS_HEADS || groups_heads(stage, &t, flags)) && p->nhead_k > 0) {
+	bool groups = stage->family == ABI_FWD_SPLITKV && flags & SPEC_WARPGROUPS &&
+		      split_groups_heads(p, t.m0);
+
+	if ((flags & SPEC_PACKS_HEADS || groups) && p->nhead_k > 0) {
 		t.rows *= p->nhead_q / p->nhead_k;
 		t.heads = p->nhead_k;
 	}

@@ -162,6 +162,9 @@ struct split_device {
 };
 void split_choose(const struct fmha_problem *problem, const struct split_device *device,
 		  struct split_choice *ret_choice);
+/* Have tiles of Hopper's loop for many rows, in kernels of splits, rows of all heads that share keys? Where that
+ * leaves a tenth fewer: core/grid.h. */
+bool split_groups_heads(const struct fmha_problem *problem, int64_t tile_rows);
 /* Backward: how many sums of dQ there are, each over so many keys. @square: a CPU's, else NULL. */
 struct square;
 void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,

@@ -131,25 +131,22 @@ static bool is_for_warpgroups(const struct fmha_problem *p, const struct split_d
 	       !plan_present(p, FMHA_T_MASK_BITS);
 }
 
-/* Its tiles of rows of a head or, @together, of all heads that share keys; of packed sequences as many as there
- * may be. */
-static int64_t warpgroup_tiles(const struct fmha_problem *p, bool together)
+/* Its tiles of @most rows, of a head or, @together, of all heads that share keys; of packed sequences as many as
+ * there may be. */
+static int64_t warpgroup_tiles(const struct fmha_problem *p, int64_t most, bool together)
 {
-	int64_t heads = p->nhead_q / p->nhead_k, most = WARPGROUP_ROWS(p);
-	int64_t rows = together ? most / heads : most;
+	int64_t heads = p->nhead_q / p->nhead_k, rows = together ? most / heads : most;
 	int64_t n = p->batch * ceil_div(p->seqlen_q, rows), packed = p->total_q / rows + p->batch;
 
 	return (p->mode == FMHA_GROUP && packed < n ? packed : n) *
 	       (together ? p->nhead_k : p->nhead_q);
 }
 
-/* Its kernels of splits have tiles of all heads where that leaves a tenth fewer: core/grid.h. */
-static bool groups_heads(const struct fmha_problem *p)
+bool split_groups_heads(const struct fmha_problem *p, int64_t tile_rows)
 {
-	int64_t heads = p->nhead_q / p->nhead_k, most = WARPGROUP_ROWS(p);
-
-	return heads <= most && !plan_present(p, FMHA_T_Q_DESCALE) &&
-	       10 * ceil_div(p->seqlen_q, most / heads) < 9 * heads * ceil_div(p->seqlen_q, most);
+	return p->nhead_k > 0 && p->nhead_q / p->nhead_k <= tile_rows &&
+	       !plan_present(p, FMHA_T_Q_DESCALE) &&
+	       10 * warpgroup_tiles(p, tile_rows, true) < 9 * warpgroup_tiles(p, tile_rows, false);
 }
 
 /* Keys of each of about @n equal splits, in whole steps. */
@@ -392,8 +389,9 @@ static double warpgroup_us(const struct fmha_problem *p, int64_t n, int64_t tile
 static void choose_warpgroups(const struct fmha_problem *p, const struct split_device *device,
 			      struct split_choice *ret_choice)
 {
-	bool groups = groups_heads(p);
-	int64_t tiles = warpgroup_tiles(p, groups), most = p->seqlen_k / MIN_SPLIT_KEYS;
+	bool groups = split_groups_heads(p, WARPGROUP_ROWS(p));
+	int64_t tiles = warpgroup_tiles(p, WARPGROUP_ROWS(p), groups),
+		most = p->seqlen_k / MIN_SPLIT_KEYS;
 	double unsplit = warpgroup_us(p, 0, tiles, device), best = unsplit, us;
 	int64_t n = 0;
 
@@ -403,7 +401,7 @@ static void choose_warpgroups(const struct fmha_problem *p, const struct split_d
 		most = MAX_AUTO_SPLITS;
 	for (int64_t i = 2; i <= most; i++) {
 		us = warpgroup_us(p, i, tiles, device);
-		if (us < 0.98 * best) {
+		if (us < (n == 0 ? 0.93 : 0.98) * best) { /* even lengths are assumed */
 			best = us;
 			n = i;
 		}

@@ -36,6 +36,8 @@ struct builder_request {
 	int fd;
 };
 
+#define FAILURES 16
+
 struct builder {
 	uv_async_t async;
 	const struct config_compile *config;
@@ -44,9 +46,11 @@ struct builder {
 	struct compile_config compile;
 	struct cache *cache;
 	struct compile_queue *queue;
-	bool cache_unusable, layer_unusable; /* as the log has it */
-	uv_mutex_t lock;                     /* of ended */
-	struct list requests;                /* loop thread only */
+	bool cache_unusable, layer_unusable;                            /* as the log has it */
+	char failures[FAILURES][sizeof(((struct fmha_error *)0)->msg)]; /* the last that it has */
+	uint32_t n_failures;
+	uv_mutex_t lock;      /* of ended */
+	struct list requests; /* loop thread only */
 };
 
 /* ---- answers ---- */
@@ -62,11 +66,25 @@ static void request_free(struct builder_request *request)
 	free(request);
 }
 
+/* Source of ours that does not compile, which the one who asked may take for a fault of his own, and nobody else hears of.
+ * Once: whoever plans it again and again would fill the log. */
+static void warn_of_failure(struct builder *builder, const struct fmha_error *error)
+{
+	if (error->code != FMHA_EINVAL)
+		return;
+	for (uint32_t i = 0; i < FAILURES; i++)
+		if (strcmp(builder->failures[i], error->msg) == 0)
+			return;
+	memcpy(builder->failures[builder->n_failures++ % FAILURES], error->msg, sizeof(error->msg));
+	log_warning("a kernel does not compile: %s", error->msg);
+}
+
 static void builder_finish(struct builder_request *request)
 {
 	struct builder_asker *asker = request->asker;
 	int fd = request->fd;
 
+	warn_of_failure(request->builder, &request->error);
 	list_remove(&request->in_asker); /* a hangup while answering forgets those that are left */
 	if (asker) {
 		request->fd = -1; /* taken */

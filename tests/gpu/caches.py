@@ -27,7 +27,8 @@ K_SCALE, V_SCALE = 0.5, 2.0
 
 @dataclasses.dataclass
 class Shape:
-    """rows of each of `batch` sequences over `keys` keys; page 0: not in pages."""
+    """rows of each of `batch` sequences over `keys` keys; page 0: not in pages. ones: so many sequences of one row are in front, packed, and
+    all have between half of the keys and all."""
     batch: int
     heads: int
     heads_k: int
@@ -38,12 +39,13 @@ class Shape:
     page: int = 0
     causal: bool = True
     softcap: float = 0.0
+    ones: int = 0
     dtype: torch.dtype = torch.bfloat16
     kinds: tuple = ("e4m3",)
 
     def __str__(self):
         dim = f"{self.hdim}/{self.hdim_v}" if self.hdim_v else str(self.hdim)
-        return (f"{self.batch} x {self.heads}/{self.heads_k} x {self.rows} over {self.keys} d{dim}"
+        return ((f"{self.ones} x 1 and " if self.ones else "") + f"{self.batch} x {self.heads}/{self.heads_k} x {self.rows} over {self.keys} d{dim}"
                 + (f" pages {self.page}" if self.page else "") + (" causal" if self.causal and self.rows > 1 else "")
                 + (" soft cap" if self.softcap else "") + (" f16" if self.dtype == torch.float16 else ""))
 
@@ -60,6 +62,8 @@ SHAPES = {
            [Shape(1, 8, 8, 640, 8192), Shape(1, 8, 8, 1024, 8192), Shape(2, 16, 4, 300, 6000, 64, page=64),
             Shape(1, 16, 8, 128, 32768, 256, page=64), Shape(1, 16, 16, 200, 8192, 192, 128), Shape(4, 32, 8, 160, 4096, page=16),
             Shape(1, 16, 8, 128, 8192, page=16, softcap=2.0), Shape(8, 64, 8, 24, 4096, page=64)],
+    "mixed": [Shape(1, 32, 8, 512, 8192, page=16, ones=32), Shape(1, 32, 8, 2048, 8192, page=16, ones=64),
+              Shape(2, 64, 8, 256, 4096, page=64, ones=128), Shape(4, 32, 8, 512, 4096, page=16, ones=4), Shape(1, 28, 4, 1000, 6000, page=16, ones=16)],
     "decode": [Shape(batch, heads, 8, 1, keys, hdim, page=page, kinds=kinds)
                for batch, heads, hdim, page, kinds in ((16, 32, 128, 64, BOTH), (16, 64, 128, 16, ("e4m3",)), (8, 16, 256, 64, ("e4m3",)),
                                                        (16, 64, 64, 64, ("e4m3",)))
@@ -77,15 +81,20 @@ class Problem:
         def normal(*shape):
             return torch.randn(shape, device="cuda", generator=generator, dtype=torch.float32).to(s.dtype)
 
-        self.q = normal(s.batch, s.rows, s.heads, s.hdim)
-        store = (-(-s.keys // s.page) * s.batch, s.page) if s.page else (s.batch, s.keys)
+        n = s.batch + s.ones
+        self.q = normal(s.batch, s.rows, s.heads, s.hdim) if not s.ones else normal(s.ones + s.batch * s.rows, s.heads, s.hdim)
+        store = (-(-s.keys // s.page) * n, s.page) if s.page else (s.batch, s.keys)
         self.k, self.v = normal(*store, s.heads_k, s.hdim), normal(*store, s.heads_k, hdim_v)
         self.options = dict(causal=s.causal, softcap=s.softcap)
         self.table = self.used = None
         if s.page:
-            self.table = torch.randperm(store[0], device="cuda", generator=generator).int().view(s.batch, -1)
-            self.used = torch.full((s.batch,), s.keys, device="cuda", dtype=torch.int32)
+            self.table = torch.randperm(store[0], device="cuda", generator=generator).int().view(n, -1)
+            self.used = torch.full((n,), s.keys, device="cuda", dtype=torch.int32)
             self.options.update(block_table=self.table, seqlens_k=self.used, max_seqlen_k=s.keys)
+        self.starts = torch.tensor([*range(s.ones), *range(s.ones, s.ones + s.batch * s.rows + 1, s.rows)], device="cuda", dtype=torch.int32)
+        if s.ones:
+            self.used[:] = torch.randint(max(s.keys // 2, s.rows), s.keys + 1, (n,), device="cuda", generator=generator).int()
+            self.options.update(cu_seqlens_q=self.starts, max_seqlen_q=s.rows)
 
     def narrow(self, kind):
         """A cache of fp8, and what it stands for."""
@@ -93,41 +102,42 @@ class Problem:
         return k, v, k.to(self.s.dtype) * K_SCALE, v.to(self.s.dtype) * V_SCALE
 
     def worst(self, o, k, v):
-        """Of the last rows of the first and last head of the last sequence, the largest distance from float64."""
-        s, b, worst = self.s, self.s.batch - 1, 0
-        if s.page:
-            k, v = (x[self.table[b].long()].flatten(0, 1)[: s.keys] for x in (k, v))
-        else:
-            k, v = k[b], v[b]
-        for head in (0, s.heads - 1):
-            rows = self.q[b, -64:, head].double()
-            h = head // (s.heads // s.heads_k)
-            scores = rows @ k[:, h].double().T / math.sqrt(s.hdim)
-            if s.softcap:
-                scores = s.softcap * torch.tanh(scores / s.softcap)
-            if s.causal:
-                last = s.keys - len(rows) + torch.arange(len(rows), device="cuda")
-                scores.masked_fill_(torch.arange(s.keys, device="cuda") > last[:, None], -math.inf)
-            exact = scores.softmax(-1) @ v[:, h].double()
-            worst = max(worst, ((o[b, -64:, head].double() - exact).abs().max() / exact.abs().max()).item())
+        """Of the last rows of the first and last head of the last sequence, and of the first, the largest distance from float64."""
+        s, worst = self.s, 0
+        q, o = (x if s.ones else x.flatten(0, 1) for x in (self.q, o))
+        for b in {0, s.ones + s.batch - 1}:
+            begin, end = self.starts[b].item(), self.starts[b + 1].item()
+            begin, n = max(begin, end - 64), int(self.used[b]) if s.page else s.keys
+            kb, vb = (x[self.table[b].long()].flatten(0, 1)[:n] if s.page else x[b] for x in (k, v))
+            for head in (0, s.heads - 1):
+                rows, h = q[begin:end, head].double(), head // (s.heads // s.heads_k)
+                scores = rows @ kb[:, h].double().T / math.sqrt(s.hdim)
+                if s.softcap:
+                    scores = s.softcap * torch.tanh(scores / s.softcap)
+                if s.causal:
+                    last = n - len(rows) + torch.arange(len(rows), device="cuda")
+                    scores.masked_fill_(torch.arange(n, device="cuda") > last[:, None], -math.inf)
+                exact = scores.softmax(-1) @ vb[:, h].double()
+                worst = max(worst, ((o[begin:end, head].double() - exact).abs().max() / exact.abs().max()).item())
         return worst
 
     def flop(self):
         s = self.s
-        pairs = s.rows * s.keys - (s.rows * (s.rows - 1) // 2 if s.causal else 0)
-        return 2 * s.batch * s.heads * pairs * (s.hdim + (s.hdim_v or s.hdim))
+        lengths = self.used.tolist() if s.page else [s.keys] * s.batch
+        pairs = sum(lengths[:s.ones]) + sum(s.rows * n - (s.rows * (s.rows - 1) // 2 if s.causal else 0) for n in lengths[s.ones:])
+        return 2 * s.heads * pairs * (s.hdim + (s.hdim_v or s.hdim))
 
 
 def flash_attention_3(p):
     attend, s = libraries.find_flash_attention_3(), p.s
     if attend is None:
         return None
-    starts = torch.arange(s.batch + 1, device="cuda", dtype=torch.int32)
-    q, k, v = p.q.flatten(0, 1), p.k, p.v
-    options = dict(block_table=p.table, seqused_k=p.used) if s.page else dict(cu_seqlens_k=starts * s.keys)
+    q, k, v = p.q if s.ones else p.q.flatten(0, 1), p.k, p.v
+    options = (dict(block_table=p.table, seqused_k=p.used) if s.page
+               else dict(cu_seqlens_k=torch.arange(s.batch + 1, device="cuda", dtype=torch.int32) * s.keys))
     if not s.page:
         k, v = k.flatten(0, 1), v.flatten(0, 1)
-    return lambda: attend(q=q, k=k, v=v, max_seqlen_q=s.rows, cu_seqlens_q=starts * s.rows, max_seqlen_k=s.keys, causal=s.causal,
+    return lambda: attend(q=q, k=k, v=v, max_seqlen_q=s.rows, cu_seqlens_q=p.starts, max_seqlen_k=s.keys, causal=s.causal,
                           softcap=s.softcap, fa_version=3, **options)
 
 
@@ -155,7 +165,7 @@ def measure(p):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--match", default="", help="prefill, chunk, few or decode alone")
+    parser.add_argument("--match", default="", help="prefill, chunk, few, mixed or decode alone")
     args = parser.parse_args()
     failed = 0
     for kind, shapes in SHAPES.items():

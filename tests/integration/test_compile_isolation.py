@@ -118,6 +118,20 @@ def new_worker(daemon):
     assert fmhad.until(ready)
 
 
+def test_a_kernel_that_does_not_compile_is_said_once(make_gpu, compiler):
+    """Who asked gets the compiler's words, the log too: once, however often it is asked for."""
+    compiler.does('case "$*" in *HDIM_Q=64*) echo "fwd.h(7): error: no such name" >&2; exit 1;; esac; ' + QUICK)
+    daemon = make_gpu()
+    asker = Asker(daemon)
+    for _ in range(3):
+        with pytest.raises(fmha_wire.WireError) as caught:
+            asker.plan(KERNELS[2])
+        assert caught.value.name == "ENOKERNEL" and "no such name" in caught.value.message
+    asker.plan(KERNELS[0])
+    asker.close()
+    assert daemon.log().count("a kernel does not compile: ") == 1 and "no such name" in daemon.log()
+
+
 # ---- turns ----
 
 

@@ -69,11 +69,10 @@ GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, grid_int rows, grid_i
 GRID_FN int grid_heads_of_tile(const struct abi_fwd_args *a, int tile_m)
 {
 	int heads = a->nhead_q / a->nhead_k;
-	grid_int rows = a->sequences.seqlen_q_max;
 
 	if (heads > tile_m || a->q_descale.data)
 		return 1;
-	return 10 * grid_ceil(rows, tile_m / heads) < 9 * heads * grid_ceil(rows, tile_m) ? heads
+	return 10 * grid_pieces(a, tile_m / heads, 1) < 9 * grid_pieces(a, tile_m, heads) ? heads
 											  : 1;
 }
 
