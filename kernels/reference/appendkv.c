@@ -207,11 +207,42 @@ static void rotate_query(const struct abi_appendkv_args *a, const struct view_se
 			     view_q_offset(&a->q_rotated, v, i, h) + d * a->q_rotated.stride_dim);
 }
 
+/* The other way round: key or value @i of the cache to where new rows come from. */
+static void widen_row(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t i,
+		      int32_t h, bool is_v)
+{
+	const struct abi_tensor *from = is_v ? &a->v : &a->k, *to = is_v ? &a->v_new : &a->k_new;
+	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
+	int64_t base = v->packed_k ? 0 : v->batch * to->stride_batch;
+
+	base += (v->k_start + i) * to->stride_seq + h * to->stride_head;
+	for (int32_t d = 0; d < hdim; d++) {
+		int64_t at = view_cache_offset(&a->cache, from, v, i, h, d, a->nhead_k, hdim, 16,
+					       is_v);
+
+		reference_store(to->data, (uint32_t)a->new_dtype, base + d * to->stride_dim,
+				reference_load(from->data, (uint32_t)a->dtype, at));
+	}
+}
+
+static void widen(const struct abi_appendkv_args *a, const struct view_sequence *v)
+{
+	for (int32_t i = 0; i < v->k_len + v->leftpad; i++)
+		for (int32_t h = 0; h < a->nhead_k; h++) {
+			widen_row(a, v, i, h, false);
+			widen_row(a, v, i, h, true);
+		}
+}
+
 int reference_appendkv(const struct abi_appendkv_args *args)
 {
 	for (int32_t b = 0; b < args->sequences.batch; b++) {
 		struct view_sequence v = view_sequence(&args->sequences, &args->cache, b);
 
+		if (args->widens) {
+			widen(args, &v);
+			continue;
+		}
 		for (int32_t h = 0; h < args->nhead_k; h++)
 			for (int32_t i = 0; i < args->seqlen_new; i++)
 				append_head(args, &v, i, h);

@@ -277,7 +277,8 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN : 0) |                          \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
 	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT ? SPEC_WARPGROUPS : 0) |                 \
-	 (pipeline == GPU_WGMMA ? SPEC_WIDENED | SPEC_UNSPLIT : 0) |                               \
+	 (pipeline == GPU_WGMMA || pipeline == GPU_AMD ? SPEC_WIDENED : 0) |                       \
+	 (pipeline == GPU_WGMMA ? SPEC_UNSPLIT : 0) |                                              \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
 	 (pipeline == GPU_AMD || pipeline == GPU_AMD_DECODE ? SPEC_STAGED : 0) |                   \
 	 (pipeline <= GPU_WGMMA ? SPEC_MASK_DATA : 0) |                                            \

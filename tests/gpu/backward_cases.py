@@ -155,11 +155,12 @@ class Backward(Forward):
 class Append:
     """append-KV with rotary embedding: caches must be equal bit by bit. new_dtype: of new rows over a cache of fp8, which are divided
     by `factors`: 1, "heads", "pages" or "found". slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in
-    one row. latent: values are in keys, -1: as they are, 1: of 656 bytes."""
+    one row. latent: values are in keys, -1: as they are, 1: of 656 bytes. widens: the other way round, keys of fp8 to
+    k_new and v_new."""
 
     OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
                    layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3,
-                   new_dtype=None, slots=0, shared=0, factors=None, latent=0)
+                   new_dtype=None, slots=0, shared=0, factors=None, latent=0, widens=0)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
@@ -167,6 +168,8 @@ class Append:
         self.keep, self.outputs = [], {}
         if self.slots:
             self.sq = self.new
+        if self.widens:
+            self.new = self.cap
         if self.latent > 0:
             self.dq, self.dv = 576, 512
         rng = self.rng = np.random.default_rng(self.seed)
@@ -174,11 +177,12 @@ class Append:
         s = a.sequences
         s.batch, s.seqlen_q_max, s.seqlen_k_max = self.batch, self.sq, self.cap
         s.total_q, s.total_k = self.batch * self.sq, self.batch * self.cap
-        lens = rng.integers(0, self.cap - self.new + 1, self.batch)
+        lens = rng.integers(0, self.cap + 1 if self.widens else self.cap - self.new + 1, self.batch)
         of_new = self.dtype if self.new_dtype is None else self.new_dtype
         a.new_dtype = 0 if of_new == self.dtype else of_new
-        a.k_new = self.random((self.batch, self.new, self.hk, self.dq), dtype=of_new)
-        a.v_new = self.random((self.batch, self.new, self.hk, self.dv), dtype=of_new)
+        a.k_new = self.random((self.batch, self.new, self.hk, self.dq), "k_new" if self.widens else None, of_new)
+        a.v_new = self.random((self.batch, self.new, self.hk, self.dv), "v_new" if self.widens else None, of_new)
+        a.widens = self.widens
         if self.slots:
             n = math.ceil(self.batch * self.new / self.page) + 2
             a.cache.page_size, a.cache.n_pages, a.cache.layout = self.page, n, self.layout

@@ -90,6 +90,11 @@ def append_small():
     yield Case("append", page=8, rope=abi.ROPE_INTERLEAVED, rotary_dim=16)
     yield Case("append", page=16, layout=1, rope=abi.ROPE_HALF_ROTATED, rotary_dim=32, dtype=abi.F16,
                rotary_dtype=abi.F16, same=1)
+    for new_dtype in (abi.BF16, abi.F16):
+        d = dict(widens=1, new_dtype=new_dtype, hk=3)
+        yield Case("append", **d, dtype=abi.E4M3, dq=128, dv=64, page=16, cap=70)
+        yield Case("append", **d, dtype=abi.E5M2, dq=96, dv=40)
+        yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
 
 
 def wide():
@@ -425,6 +430,17 @@ def staged_bytes():
     yield Case("forward", **d, sq=40, sk=70, dq=64, dv=128, bias=abi.F32, o_dtype=abi.F32)
     yield Case("forward", **d, sq=20, sk=70, dq=48, dv=80, scale=-0.2, batch=2, lens_k=[33, 70])
     yield Case("forward", **d, sq=20, sk=70, dq=64, dv=64, descale="signed")
+
+
+def staged_with_factors():
+    """Over keys of 16 bits that a stage before has widened: their factors, of either sign."""
+    for n, dtype in enumerate((abi.BF16, abi.F16)):
+        d = dict(dtype=dtype, hq=2, hk=1, pipeline="gpu_amd", seed=n + 1)
+        yield Case("forward", **d, dq=128, dv=128, sq=130, sk=333, mask=BR, right=0, descale=True)
+        yield Case("forward", **d, dq=64, dv=64, sq=70, sk=150, descale="signed", sink=True)
+        yield Case("forward", **d, dq=96, dv=64, sq=70, sk=333, splits=3, split_size=128, mask=BR, right=0, descale="signed")
+    yield Case("forward", **d | dict(pipeline={arch: "gpu_amd" for arch in ("gfx90a", "gfx942", "gfx950")}), dq=256, dv=256, sq=40, sk=100,
+               batch=2, lens_k=[100, 33], descale=True)
     yield Case("forward", **d, sq=1, sk=1, dq=64, dv=32)
     yield Case("codes", dtype=abi.E4M3, sq=1, sk=1, dq=64, dv=256, o_dtype=abi.F32, pipeline=MULTIPLY_BYTES)
     yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline=MULTIPLY_BYTES)
@@ -606,7 +622,7 @@ def narrow():
 
 def emulated(quick):
     """For an emulator: a second or two each."""
-    cases = [case for part in (forward_small, staged, staged_bytes, few_rows, few_rows_of_bytes, general_bytes, forward_features,
+    cases = [case for part in (forward_small, staged, staged_bytes, staged_with_factors, few_rows, few_rows_of_bytes, general_bytes, forward_features,
                                forward_rest, forward_hdims, merges, backward_small, backward_features, append_small, append_features,
                                forward_tails, backward_tails, masks_as_data, narrow, wide_heads, latents,
                                latents_of_fp8, chosen_keys) for case in part()]

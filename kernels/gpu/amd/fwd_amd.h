@@ -97,16 +97,17 @@ template <class Base> struct Forward {
 		o_scale *= block.factor(a.v_descale, block.head_k);
 	}
 
-	/* Q of 8 bits. Only the device knows the sign of a scale with factors. Raw products have
-	 * the order of scores where it is above zero: otherwise Q takes its sign, or is zero. */
+	/* Only the device knows the sign of a scale with factors. Raw products have the order of
+	 * scores where it is above zero: otherwise Q takes its sign, or is zero. */
 	METHOD void prepare_queries()
 	{
 		float scale = modifiers.scale;
 		bool takes_sign = C::FACTORS && !C::LOGITS;
-		u32 turned = takes_sign && scale < 0 ? 0x80808080u : 0,
+		const u32 signs = SLAB_ELEMENT == 2 ? 0x80008000u : 0x80808080u;
+		u32 turned = takes_sign && scale < 0 ? signs : 0,
 		    kept = takes_sign && scale == 0 ? 0 : ~0u;
 
-		if (SLAB_ELEMENT == 2)
+		if (SLAB_ELEMENT == 2 && !C::FACTORS)
 			return;
 		if (!C::LOGITS)
 			modifiers.unit = scale == 0 ? FMHA_LOG2_E
@@ -116,9 +117,10 @@ template <class Base> struct Forward {
 			UNROLL
 			for (int i = 0; i < SLAB_WORDS; i++)
 				q[s].w[i] = (q[s].w[i] ^ turned) & kept;
-		UNROLL
-		for (int s = 0; s < STEPS; s++)
-			to_slab_words(q[s].w);
+		if (SLAB_ELEMENT == 1)
+			UNROLL
+			for (int s = 0; s < STEPS; s++)
+				to_slab_words(q[s].w);
 	}
 
 	/* The keys and values of a tile, on their way. */

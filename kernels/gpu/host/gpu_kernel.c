@@ -577,6 +577,12 @@ static const char *mask_data_misfit(const struct traits *traits, const struct gp
 	return traits->bias == 1 ? "has masks that are data with no bias's matrix" : NULL;
 }
 
+/* Keys of 16 bits have factors when a stage before has widened them. */
+static int takes_widened(const struct traits *traits)
+{
+	return traits->descale && !traits->narrow && traits->dtype <= ABI_BF16;
+}
+
 /* What a loop has no code for, whatever the tile. */
 static const char *forward_lacks(enum abi_family family, const struct traits *traits,
 				 const struct gpu_tile *t)
@@ -598,11 +604,13 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 	if (t->pipeline == GPU_WGMMA && family != ABI_FWD_SPLITKV &&
 	    (family == ABI_FWD) == (traits->paged != 0))
 		return "does not find its keys that way";
-	if (t->pipeline == GPU_WGMMA && traits->descale && !traits->narrow &&
-	    traits->dtype <= ABI_BF16 &&
+	if (takes_widened(traits) && t->pipeline == GPU_WGMMA &&
 	    (traits->paged || traits->dropout || (traits->bias && traits->softcap)))
 		return "has 16-bit keys with factors in no pages, with neither dropout nor a bias "
 		       "beside a soft cap";
+	if (takes_widened(traits) && t->pipeline == GPU_AMD &&
+	    (traits->dropout || traits->bias || traits->softcap))
+		return "has 16-bit keys with factors, but nothing beside a mask with them";
 	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV && traits->mask_data)
 		return "has masks that are data without splits";
 	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)

@@ -32,8 +32,8 @@ static const struct golden {
 	uint64_t sum;     /* over all, in any order */
 } goldens[] = {
 	{"sm_90a", 177139, 387674, 0x85445cfdb03fa9f0},
-	{"gfx942", 86023, 191030, 0x44a95bf7e28657a8},
-	{"gfx1100", 99671, 224214, 0x2ab32923b475d052},
+	{"gfx942", 86151, 191286, 0x39b646188a449da8},
+	{"gfx1100", 99719, 224310, 0xdb81bf1201f3f752},
 };
 
 #define MOST_OBJECTS (1u << 20)
