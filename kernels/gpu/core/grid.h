@@ -64,6 +64,16 @@ GRID_FN grid_int grid_pieces(const struct abi_fwd_args *a, grid_int rows, grid_i
 	return (s->seqstart_q && packed < n ? packed : n) * heads;
 }
 
+/* The same, beyond what a launch may have: both sides have to find the same number. */
+GRID_FN abi_i64 grid_tiles(const struct abi_fwd_args *a, abi_i32 rows, abi_i32 heads)
+{
+	const struct abi_sequences *s = &a->sequences;
+	abi_i64 n = (abi_i64)grid_ceil(s->seqlen_q_max, rows) * s->batch;
+	abi_i64 packed = (abi_i64)(s->total_q / rows) + s->batch;
+
+	return (s->seqstart_q && packed < n ? packed : n) * heads;
+}
+
 /* Heads that share keys and lie side by side in a tile of splits, row by row: all of them where
  * that leaves a tenth fewer tiles, else one. Factors of Q are a head's own. */
 GRID_FN int grid_heads_of_tile(const struct abi_fwd_args *a, int tile_m)
@@ -72,8 +82,7 @@ GRID_FN int grid_heads_of_tile(const struct abi_fwd_args *a, int tile_m)
 
 	if (heads > tile_m || a->q_descale.data)
 		return 1;
-	return 10 * grid_pieces(a, tile_m / heads, 1) < 9 * grid_pieces(a, tile_m, heads) ? heads
-											  : 1;
+	return 10 * grid_tiles(a, tile_m / heads, 1) < 9 * grid_tiles(a, tile_m, heads) ? heads : 1;
 }
 
 /* ---- backward: blocks that own keys, blocks that own rows, blocks that sum a dBias ---- */
