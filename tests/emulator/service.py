@@ -35,6 +35,15 @@ PACKED = {"mode": "group", "total_q": 24, "total_k": 90}
 TABLE = np.random.default_rng(7).permutation(16).reshape(2, 8)
 
 
+WIDE_TABLE = np.random.default_rng(8).permutation(80).reshape(2, 40)
+
+
+def over_fp8(case):
+    for role in "kv":
+        case.tensors[role] = ("e4m3", case.tensors[role][1])
+    return case
+
+
 def cases():
     yield attention("f32", "f32", 1, 20, 40, 2, 1, 32)
     yield attention("causal", "bf16", 1, 40, 70, 2, 1, 64, **CAUSAL)
@@ -46,6 +55,11 @@ def cases():
     yield attention("append", "bf16", 2, 1, 64, 2, 1, 64, lse=False, seqlen_new=1, inout=("k", "v"),
                     extra={"k_new": ("bf16", (2, 1, 1, 64)), "v_new": ("bf16", (2, 1, 1, 64))},
                     integers={"seqlen_k_per_batch": [20, 63]}, **CAUSAL)
+    # Few rows over many keys of fp8: widened, split, merged.
+    yield over_fp8(attention("widened", "bf16", 1, 70, 620, 4, 1, 64, **CAUSAL))
+    yield over_fp8(attention("widened pages", "f16", 2, 40, 620, 4, 1, 64, kv=(80, 16, 1, 64), page_size=16, n_pages=80, max_blocks=40,
+                             extra={"k_descale": ("f32", (2, 1, 1)), "v_descale": ("f32", (2, 1, 1))},
+                             integers={"block_table": WIDE_TABLE, "seqlen_k_per_batch": [620, 77]}))
     yield attention("cap, bias", "f16", 1, 30, 40, 2, 2, 32, logits_soft_cap=20.0, extra={"bias": ("f16", (1, 2, 30, 40))})
     yield attention("dropout", "bf16", 1, 30, 40, 2, 2, 32, dropout_p=0.2, dropout_seed=3, dropout_offset=5)
     yield backward("backward", "bf16", 1, 30, 50, 2, 1, 64, **CAUSAL)
