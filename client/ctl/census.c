@@ -31,6 +31,8 @@ static void print_shapes(const cJSON *shapes)
 		(void)printf("%53s%s", "", ctl_text(item, "kernel"));
 		if (splits > 0)
 			(void)printf(", %.0f splits", splits);
+		if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "general")))
+			(void)printf(", a loop for every arch");
 		(void)putchar('\n');
 	}
 }

@@ -109,6 +109,9 @@ static void print_stages(const cJSON *plan)
 			     ctl_text(stage, "pipeline"), ctl_text(stage, "arch"),
 			     ctl_number(stage, "workspace_bytes"),
 			     ctl_number(stage, "workspace_offset"));
+		if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(stage, "general")))
+			(void)printf("           a loop for every arch: where one that is made for "
+				     "this one is missing, the candidates below say why\n");
 	}
 	if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(plan, "widens")))
 		(void)printf("keys       widened into the workspace before attention\n");

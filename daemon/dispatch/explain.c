@@ -194,6 +194,7 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 		cJSON_AddStringToObject(item, "kernel", stage->kernel);
 		cJSON_AddStringToObject(item, "pipeline", stage->pipeline);
 		cJSON_AddStringToObject(item, "arch", stage->arch);
+		cJSON_AddBoolToObject(item, "general", stage->is_general != 0);
 		add_dims(item, "grid", stage->launch.grid);
 		add_dims(item, "block", stage->launch.block);
 		cJSON_AddNumberToObject(item, "lds_bytes", stage->launch.lds_bytes);

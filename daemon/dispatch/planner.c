@@ -353,7 +353,7 @@ int planner_append(struct planner *b)
 
 /*
  * A loop that widens keys of 8 bits itself does so again for every tile of rows, and takes 0.55 to 0.8 of the
- * speed that it has over 16 bits. A pass over the cache is 3 bytes an element: as much as some 400 rows lose. (H200,
+ * speed that it has over 16 bits. A pass over the cache is 3 bytes an element: as much as some 400 rows lose. (H100,
  * 128 dims; NOTES.md has the figures.)
  */
 #define WIDEN_ROWS       512 /* that share a head's keys */

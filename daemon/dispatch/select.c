@@ -388,6 +388,15 @@ int select_add(const struct select_stage *stage, const struct kernel_spec *spec,
 	return report_add(report, &c) ? 0 : FMHA_ENOMEM;
 }
 
+/* Long problems are several times slower by such a loop: people want to hear of it. */
+static bool is_general(const struct select_stage *stage, int flags)
+{
+	const int made = SPEC_WARPGROUPS | SPEC_STAGED | SPEC_STREAMS | SPEC_LATENTS_ONLY;
+
+	return stage->device->lds_bytes > 0 && TRAITS_SCORES >> stage->family & 1 && flags >= 0 &&
+	       !(flags & made);
+}
+
 /* The device's word on a candidate. Return: true when it changes the order of candidates. */
 static bool ask_device(struct select_stage *stage, struct candidate *c,
 		       struct plan_stage *ret_stage)
@@ -407,6 +416,7 @@ static bool ask_device(struct select_stage *stage, struct candidate *c,
 	(void)snprintf(filled.arch, sizeof(filled.arch), "%s",
 		       spec_arch_name(catalog, c->spec.gfx_arch));
 	filled.tile_n0 = c->spec.tile.tile_n0;
+	filled.is_general = is_general(stage, spec_pipeline_flags(catalog, c->spec.pipeline));
 	if (stage->device->find &&
 	    stage->device->find(stage->device->owner, stage->family, stage->dtype, stage->args,
 				&filled, &why) != 0) {

@@ -140,6 +140,7 @@ static struct census_entry *look_up(struct census *census, uint32_t uid, const s
 	(void)snprintf(entry->kernel, sizeof(entry->kernel), "%s",
 		       main_stage ? main_stage->kernel : "");
 	entry->n_splits = plan->n_splits;
+	entry->is_general = main_stage && main_stage->is_general;
 	*handle = (struct census_handle){.place = place, .generation = entry->generation};
 	return entry;
 }

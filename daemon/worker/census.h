@@ -27,7 +27,8 @@ struct census_entry {
 	double roof_ns;                 /* ...so much */
 	char kernel[PLAN_KERNEL_BYTES]; /* the main one of the latest plan; empty: it needs none */
 	int32_t n_splits;
-	bool settled; /* nothing is left to be measured by itself */
+	bool is_general; /* that kernel's loop is for every arch */
+	bool settled;    /* nothing is left to be measured by itself */
 };
 
 /* All zero is an empty one. */

@@ -114,6 +114,12 @@ def test_a_cache_of_fp8_is_widened_for_many_rows(layer, pages):
     assert not plan_of(f"{words} -b 1 -s 1 -s_k 8192")["widens"]
 
 
+def test_a_plan_says_that_its_loop_is_for_every_arch():
+    """float32 has none that is made for Hopper."""
+    for words, general in (("-s 2048 -d 128", False), ("-s 2048 -d 128 --dtype f32", True), ("-s 1 -s_k 4096 -d 128", False)):
+        assert [s["general"] for s in plan_of(f"forward -b 1 -h 8 {words}")["stages"]][0] == general, words
+
+
 def test_what_is_not_widened():
     """Where keys have factors of their own, where that took more memory than it is worth, and where another kernel is named."""
     words = "forward -h 32 -h_k 8 -s 2048 --kv-type e4m3 --causal"

@@ -130,7 +130,7 @@ _Static_assert(SHAPES_A_PIECE *(PLAN_SHAPE_BYTES + PLAN_KERNEL_BYTES + 320) < PI
 	       "they fit");
 
 /*
- * {"shapes": [{"uid", "shape", "runs", "device_ns", "of_roof", "kernel", "n_splits", "settled"}],
+ * {"shapes": [{"uid", "shape", "runs", "device_ns", "of_roof", "kernel", "n_splits", "general", "settled"}],
  * "evicted"}, in the making.
  */
 struct census_reading {
@@ -167,8 +167,9 @@ static void put_shape(struct census_reading *reading, const struct census_entry 
 		   reading->comma ? "," : "", entry->uid, entry->shape, entry->n_runs, entry->ns);
 	if (entry->roof_ns > 0 && entry->timed_ns > 0)
 		pieces_put(to, ",\"of_roof\":%.9g", entry->roof_ns / (double)entry->timed_ns);
-	pieces_put(to, ",\"kernel\":\"%s\",\"n_splits\":%d,\"settled\":%s}", entry->kernel,
-		   entry->n_splits, entry->settled ? "true" : "false");
+	pieces_put(to, ",\"kernel\":\"%s\",\"n_splits\":%d,\"general\":%s,\"settled\":%s}",
+		   entry->kernel, entry->n_splits, entry->is_general ? "true" : "false",
+		   entry->settled ? "true" : "false");
 	reading->comma = true;
 }
 

@@ -362,7 +362,8 @@ template <class C> struct Append {
 		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
 		i32 n_keys = grid_append_keys(&a);
 
-		let_next_stage_begin();
+		if (a.widens) /* attention follows, and waits */
+			let_next_stage_begin();
 		seq = find_sequence(a.sequences, &a.cache, block_id_z());
 		seq.n_k += seq.leftpad;
 		seq.leftpad = 0; /* positions count the padding */

@@ -1401,7 +1401,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		capped.numbers = lds + NUMBERS_AT;
 		make_barriers();
 		wait_for_stage_before();
-		if (C::SPLIT)
+		if (C::SPLIT && a.o_acc) /* else what follows is somebody else's */
 			let_next_stage_begin();
 		if (wave_id() >= C::WAVES_M) {
 			give_registers<LOADER_REGISTERS>();

@@ -50,6 +50,8 @@ struct plan_stage {
 	char pipeline[32], arch[32]; /* two words of that name; arch: of a CPU the kernel's level */
 	struct kernel_spec spec;     /* what the name stands for; has_spec 0: nothing */
 	uint32_t has_spec;
+	uint32_t
+		is_general; /* a GPU's loop over keys that is for every arch, not made for this one */
 	struct traits traits; /* what the problem asks of its code */
 	uint64_t code;  /* which code the device runs for it, 0: not said; names of the registry
 			 * that differ in nothing that is compiled have one */
