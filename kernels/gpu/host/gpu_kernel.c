@@ -440,6 +440,22 @@ static const char *decode_misfit(const struct gpu_arch *arch, const struct trait
 	return t->tile_n > 32 * t->waves_n ? "a team's share has at most 32 keys" : NULL;
 }
 
+/* Keys of 16 bits have factors when a stage before has widened them. */
+static const char *widened_misfit(const struct traits *traits, const struct gpu_tile *t)
+{
+	int hopper = t->pipeline == GPU_WGMMA;
+
+	if (!traits->descale || traits->narrow || traits->dtype > ABI_BF16)
+		return NULL;
+	if (traits->dropout || traits->paged)
+		return "factors of keys that were widened go with neither dropout nor pages";
+	if (traits->bias && (traits->softcap || !hopper))
+		return "factors of keys that were widened go with no bias here";
+	return traits->softcap && !hopper
+		       ? "factors of keys that were widened go with no soft cap here"
+		       : NULL;
+}
+
 static const char *forward_misfit(const struct gpu_arch *arch, const struct traits *traits,
 				  const struct gpu_tile *t)
 {
@@ -454,6 +470,8 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 		why = amd_bytes_misfit(arch, traits, t);
 	if (!why && t->pipeline == GPU_AMD && traits->paged)
 		why = amd_pages_misfit(arch, t, element_bytes(traits));
+	if (!why)
+		why = widened_misfit(traits, t);
 	if (why)
 		return why;
 	if (traits->shares && t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT)
@@ -577,12 +595,6 @@ static const char *mask_data_misfit(const struct traits *traits, const struct gp
 	return traits->bias == 1 ? "has masks that are data with no bias's matrix" : NULL;
 }
 
-/* Keys of 16 bits have factors when a stage before has widened them. */
-static int takes_widened(const struct traits *traits)
-{
-	return traits->descale && !traits->narrow && traits->dtype <= ABI_BF16;
-}
-
 /* What a loop has no code for, whatever the tile. */
 static const char *forward_lacks(enum abi_family family, const struct traits *traits,
 				 const struct gpu_tile *t)
@@ -604,13 +616,6 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 	if (t->pipeline == GPU_WGMMA && family != ABI_FWD_SPLITKV &&
 	    (family == ABI_FWD) == (traits->paged != 0))
 		return "does not find its keys that way";
-	if (takes_widened(traits) && t->pipeline == GPU_WGMMA &&
-	    (traits->paged || traits->dropout || (traits->bias && traits->softcap)))
-		return "has 16-bit keys with factors in no pages, with neither dropout nor a bias "
-		       "beside a soft cap";
-	if (takes_widened(traits) && t->pipeline == GPU_AMD &&
-	    (traits->dropout || traits->bias || traits->softcap))
-		return "has 16-bit keys with factors, but nothing beside a mask with them";
 	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV && traits->mask_data)
 		return "has masks that are data without splits";
 	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)

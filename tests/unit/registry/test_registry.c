@@ -147,7 +147,8 @@ static void traits_find_what_filters_find(void **state)
 {
 	static const char filter[] =
 		"family == 'fwd' and data_type == 'bf16' and hdim_q == 128 and hdim_v == 128 and "
-		"mask == 'generic' and bias == 'no' and not dropout and not logits"
+		"mask == 'generic' and bias == 'no' and not dropout and not logits "
+		"and qscale == 'no'"
 #define NOR(name, NAME, word, kind, families, asked) " and not " #name
 		FMHA_OWN_TRAITS(NOR);
 #undef NOR
