@@ -79,7 +79,6 @@ static struct tiling tiling_of(const struct select_stage *stage, const struct ke
 			   .rows = p->seqlen_q,
 			   .keys = stage->plan->n_splits ? stage->plan->split_size : cost_keys(p),
 			   .heads = p->nhead_q};
-
 	bool groups = stage->family == ABI_FWD_SPLITKV && flags & SPEC_WARPGROUPS &&
 		      split_groups_heads(p, t.m0);
 

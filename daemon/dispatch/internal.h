@@ -96,6 +96,13 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 	return a / b + (a % b != 0);
 }
 
+/* Query rows that share a key head, of one sequence. */
+static inline int64_t plan_packed_rows(const struct fmha_problem *problem)
+{
+	return (int64_t)problem->seqlen_q * (problem->nhead_q / problem->nhead_k);
+}
+#define TILE_ROWS 64 /* of them, that one tile of a loop that streams keys packs */
+
 #define WORKSPACE_MOST ((uint64_t)1 << 62)
 
 /* Adds @bytes at the end of *@total, aligned; false on overflow. */

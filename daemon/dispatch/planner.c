@@ -356,10 +356,9 @@ int planner_append(struct planner *b)
  * speed that it has over 16 bits. A pass over the cache is 3 bytes an element: as much as some 400 rows lose. (H100,
  * 128 dims; NOTES.md has the figures.)
  */
-#define WIDEN_ROWS       512 /* that share a head's keys */
-#define WIDEN_SPLIT_ROWS 64  /* beyond which no loop takes splits of such keys but general ones */
-#define WIDEN_FLOPS      5e9
-#define WIDEN_BYTES      ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
+#define WIDEN_ROWS  512 /* that share a head's keys */
+#define WIDEN_FLOPS 5e9
+#define WIDEN_BYTES ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
 
 static bool can_widen(const struct planner *b)
 {
@@ -377,26 +376,31 @@ static bool can_widen(const struct planner *b)
 /* The kernel that is named for attention; NULL: none. */
 static const struct select_named *named_attention(struct planner *b)
 {
-	for (int family = 0; family < ABI_N_FAMILIES; family++)
-		if (TRAITS_FORWARD >> family & 1 && naming_of(&b->naming, (enum abi_family)family))
-			return naming_of(&b->naming, (enum abi_family)family);
+	for (uint32_t i = 0; i < b->naming.n; i++)
+		if (TRAITS_FORWARD >> b->naming.named[i].spec.signature.family & 1)
+			return &b->naming.named[i];
 	return NULL;
 }
 
-static bool is_worth_widening(struct planner *b)
+/* Of few rows, for which one tile of decode's loops is enough, those widen keys themselves. */
+static bool should_widen(struct planner *b)
 {
 	struct split_device device = planner_split_device(b->device);
 	const struct select_named *named = named_attention(b);
 	const struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
-	double elements = (double)plan_wide_sequences(plan) * (double)plan_wide_keys(plan) *
-			  p->nhead_k * (p->hdim_q + p->hdim_v);
-	int64_t rows = (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k);
 	struct split_choice split;
+	double elements;
+	int64_t rows;
 
+	if (!can_widen(b))
+		return false;
 	if (named)
 		return !named->spec.signature.narrow;
-	if (rows <= WIDEN_SPLIT_ROWS || 2 * elements > WIDEN_BYTES ||
+	rows = plan_packed_rows(p);
+	elements = (double)plan_wide_sequences(plan) * (double)plan_wide_keys(plan) * p->nhead_k *
+		   (p->hdim_q + p->hdim_v);
+	if (rows <= TILE_ROWS || 2 * elements > WIDEN_BYTES ||
 	    (b->device->workspace_most && 2 * elements > (double)b->device->workspace_most / 2))
 		return false;
 	split_choose(p, &device, &split);
@@ -419,7 +423,7 @@ int planner_widen(struct planner *b)
 	struct plan *plan = b->plan;
 	int r;
 
-	if (!can_widen(b) || !is_worth_widening(b))
+	if (!should_widen(b))
 		return 1;
 	b->before_widening = plan->workspace_bytes;
 	plan->widens = 1;
@@ -692,8 +696,7 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
-	    plan_total_q(b->plan) > 0 && !(can_widen(b) && is_worth_widening(b)) &&
-	    list_outlooks(b, &split))
+	    plan_total_q(b->plan) > 0 && !should_widen(b) && list_outlooks(b, &split))
 		return looking;
 	return plan_looking_free(looking);
 }

@@ -347,7 +347,6 @@ static bool check_widened(const struct select_stage *stage, const struct spec_ca
 
 /* Parts are of splits. And where all rows that share keys are in one tile of decode's, that brings them as fast as
  * memory does. */
-#define FEW_ROWS 64
 static bool check_splits(const struct select_stage *stage, const struct spec_catalog *catalog,
 			 struct candidate *c)
 {
@@ -359,8 +358,7 @@ static bool check_splits(const struct select_stage *stage, const struct spec_cat
 		return true;
 	if (stage->plan->n_splits == 0 && !unsplit)
 		return select_reject(c, "this loop leaves parts, and there are no splits");
-	if (unsplit && !stage->named &&
-	    (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k) <= FEW_ROWS)
+	if (unsplit && !stage->named && plan_packed_rows(p) <= TILE_ROWS)
 		return select_reject(c, "the rows are few: others stream keys");
 	return true;
 }

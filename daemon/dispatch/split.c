@@ -76,7 +76,6 @@
 
 #include "internal.h"
 
-#define TILE_ROWS       64  /* query rows times heads of a group that one kernel tile packs */
 #define MIN_SPLIT_KEYS  256 /* below, the combine costs more than the split saves */
 #define SPLIT_STEP      64  /* a split's keys are a multiple: whole key tiles */
 #define MAX_AUTO_SPLITS 128
@@ -112,15 +111,9 @@
 #define AMD_LATENCY_US 1.0
 #define AMD_COMBINE_US 5.0
 
-/* Query rows that share a key head, of one sequence. */
-static int64_t packed_rows(const struct fmha_problem *p)
-{
-	return (int64_t)p->seqlen_q * (p->nhead_q / p->nhead_k);
-}
-
 static int64_t work_items(const struct fmha_problem *p)
 {
-	return (int64_t)p->batch * p->nhead_k * ceil_div(packed_rows(p), TILE_ROWS);
+	return (int64_t)p->batch * p->nhead_k * ceil_div(plan_packed_rows(p), TILE_ROWS);
 }
 
 /* Whether Hopper's loop for many rows may have it in splits: hopper/fwd_wgmma.h. */
@@ -210,7 +203,7 @@ static double unit_rate(const struct split_device *device)
 
 static struct pace pace_of(const struct fmha_problem *p, const struct split_device *device)
 {
-	int64_t rows = packed_rows(p);
+	int64_t rows = plan_packed_rows(p);
 
 	if (device->amd_unit_rate > 0) {
 		double lone = AMD_KEYS * (double)key_bytes(p) / AMD_LATENCY_US / unit_rate(device);
@@ -243,7 +236,7 @@ static double round_time(struct pace pace, int64_t blocks, int64_t units)
 static double merge_us(const struct fmha_problem *p, int64_t parts,
 		       const struct split_device *device)
 {
-	int64_t rows = (int64_t)p->batch * p->nhead_k * packed_rows(p);
+	int64_t rows = (int64_t)p->batch * p->nhead_k * plan_packed_rows(p);
 
 	if (parts <= 1)
 		return 0;
@@ -272,7 +265,7 @@ static double latent_us(const struct fmha_problem *p, int64_t n, int64_t items,
 			const struct split_device *device)
 {
 	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, parts = ceil_div(p->seqlen_k, size);
-	int64_t blocks = items * parts, tiles = ceil_div(packed_rows(p), TILE_ROWS);
+	int64_t blocks = items * parts, tiles = ceil_div(plan_packed_rows(p), TILE_ROWS);
 	double memory = (double)blocks / (double)tiles / (double)device->units;
 	double products = (double)ceil_div(blocks, device->units) / LATENT_PACE;
 
@@ -332,7 +325,7 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 
 	if (!device->shares || is_latent(p, device) || p->deterministic ||
 	    plan_present(p, FMHA_T_MASK_INTERVALS) || plan_present(p, FMHA_T_MASK_BITS) ||
-	    most < 2 || !is_uneven(p) || packed_rows(p) > SHARE_ROWS ||
+	    most < 2 || !is_uneven(p) || plan_packed_rows(p) > SHARE_ROWS ||
 	    (p->batch == 1 && p->seqlen_k <= ALONE_KEYS && !is_windowed(p)) ||
 	    (items >= BUSY_ROUNDS * places && p->seqlen_k <= SHORT_KEYS) ||
 	    items * ceil_div(p->seqlen_k, SHARE_STEP) > SHARE_UNITS)
@@ -455,7 +448,7 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 		if (ret_choice->size > problem->seqlen_k)
 			ret_choice->size = most_keys(problem);
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "as asked: split_size");
-	} else if (problem->n_splits == 1 && device->gpu && packed_rows(problem) > TILE_ROWS &&
+	} else if (problem->n_splits == 1 && plan_packed_rows(problem) > TILE_ROWS &&
 		   is_for_warpgroups(problem, device)) {
 		choose_warpgroups(problem, device, ret_choice);
 	} else if (problem->n_splits != 0) {
@@ -466,7 +459,7 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 	} else if (problem->seqlen_k == 0) {
 		(void)snprintf(ret_choice->why, sizeof(ret_choice->why), "no keys");
 	} else if (device->gpu && items > 0 &&
-		   (packed_rows(problem) <= TILE_ROWS || is_latent(problem, device))) {
+		   (plan_packed_rows(problem) <= TILE_ROWS || is_latent(problem, device))) {
 		if (!choose_shares(problem, items, device, ret_choice))
 			choose_streaming(problem, items, device, ret_choice);
 	} else if (is_for_warpgroups(problem, device)) {

@@ -290,7 +290,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		i32 rounds = 2 *
 			     ceil_div(ceil_div(n_blocks, SHARING) * tiles_of_head(), 2 * n_blocks);
 
-		return min_of(max_of(rounds * n_blocks / tiles_of_head(), 1), heads());
+		return min_of(rounds * n_blocks / tiles_of_head(), heads());
 	}
 
 	/* How far a block is: the section's first head and, under a mask, how many it has; rounds

@@ -33,8 +33,8 @@ enum spec_pipeline_flags {
 	SPEC_CHOSEN = 2048,       /* reads keys by indices */
 	SPEC_LATENT_FP8 = 4096,   /* reads latents of fp8 */
 	SPEC_LATENTS_ONLY = 8192, /* keys with values of their own are for others, unless chosen */
+	SPEC_WIDENED = 16384,     /* 16 bits take scales: those of keys widened for them */
 	SPEC_UNSPLIT = 32768,     /* family fwd_splitkv takes problems that are not split */
-	SPEC_WIDENED = 16384, /* 16 bits take scales: those of keys that were widened for them */
 };
 
 struct kernel_spec;
