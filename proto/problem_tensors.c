@@ -250,6 +250,7 @@ static int check_option_tensors(const struct fmha_problem *p, struct fmha_error 
 #define TYPE(dtype) (1u << (dtype))
 enum {
 	TYPES_WIDE = TYPE(FMHA_F32) | TYPE(FMHA_F16) | TYPE(FMHA_BF16),
+	TYPES_HALF = TYPE(FMHA_F16) | TYPE(FMHA_BF16),
 	TYPES_FP8 = TYPE(FMHA_E4M3) | TYPE(FMHA_E5M2),
 };
 
@@ -258,33 +259,39 @@ static bool is_fp8(uint32_t dtype)
 	return dtype == FMHA_E4M3 || dtype == FMHA_E5M2;
 }
 
-/* 16-bit queries over keys and values of fp8. */
+/* Of keys and values: what has scale factors. */
+static bool is_byte(uint32_t dtype)
+{
+	return is_fp8(dtype) || dtype == FMHA_I8;
+}
+
+/* 16-bit queries over keys and values of 8 bits; those of i8 have no others. */
 static bool is_mixed(const struct fmha_problem *p)
 {
-	return p->op == FMHA_FORWARD && is_fp8(p->k.dtype) && !is_fp8(p->q.dtype);
+	return p->op == FMHA_FORWARD && is_byte(p->k.dtype) && !is_fp8(p->q.dtype);
 }
 
 /* The types that a role may have; those of q, k and v equal each other, but for a q of 16 bits over
- * fp8. */
+ * 8. */
 static uint32_t allowed_types(const struct fmha_problem *p, enum fmha_tensor_role role)
 {
 	/* append_kv may come without q: the cache decides. */
 	uint32_t type = p->op == FMHA_MERGE_STATES ? p->o_parts.dtype : p->k.dtype;
 	uint32_t output = is_mixed(p) ? TYPE(p->q.dtype) : is_fp8(type) ? TYPES_WIDE : TYPE(type);
-	/* New rows are the cache's, or 16 bits over fp8; in one call with q they are as q is. */
+	/* New rows are the cache's, or 16 bits over 8; in one call with q they are as q is. */
 	uint32_t new_row = p->op == FMHA_FORWARD ? p->q.dtype : p->k_new.dtype;
 
 	switch (role) {
 	case FMHA_T_K:
-		return p->op == FMHA_BACKWARD ? TYPES_WIDE : TYPES_WIDE | TYPES_FP8;
+		return p->op == FMHA_BACKWARD ? TYPES_WIDE : TYPES_WIDE | TYPES_FP8 | TYPE(FMHA_I8);
 	case FMHA_T_Q:
-		return p->op == FMHA_APPEND_KV ? TYPE(new_row)
-		       : p->op == FMHA_FORWARD && is_fp8(type)
-			       ? TYPE(type) | TYPE(FMHA_F16) | TYPE(FMHA_BF16)
-			       : TYPE(type);
+		return p->op == FMHA_APPEND_KV                  ? TYPE(new_row)
+		       : p->op == FMHA_FORWARD && is_fp8(type)  ? TYPE(type) | TYPES_HALF
+		       : p->op == FMHA_FORWARD && is_byte(type) ? (uint32_t)TYPES_HALF
+								: TYPE(type);
 	case FMHA_T_K_NEW:
 		return p->op == FMHA_FORWARD ? TYPE(new_row)
-		       : is_fp8(type)        ? TYPE(type) | TYPE(FMHA_F16) | TYPE(FMHA_BF16)
+		       : is_byte(type)       ? TYPE(type) | TYPES_HALF
 					     : TYPE(type);
 	case FMHA_T_V_NEW:
 	case FMHA_T_Q_ROTATED:
@@ -365,15 +372,18 @@ static int check_related_types(const struct fmha_problem *p, struct fmha_error *
 							 FMHA_T_V_DESCALE};
 
 	for (size_t i = 0; i < sizeof(descales) / sizeof(descales[0]); i++)
-		if (has(p, descales[i]) && !is_fp8(p->k.dtype))
-			return refuse(err, descales[i], "", "only fp8 inputs have scale factors");
+		if (has(p, descales[i]) && !is_byte(p->k.dtype))
+			return refuse(err, descales[i], "",
+				      "only inputs of 8 bits have scale factors");
 	if (has(p, FMHA_T_Q_DESCALE) && is_mixed(p))
-		return refuse(err, FMHA_T_Q_DESCALE, "", "only fp8 inputs have scale factors");
+		return refuse(err, FMHA_T_Q_DESCALE, "",
+			      "only inputs of 8 bits have scale factors");
 	/* What is appended as it comes has the factors that it was made with. */
 	for (size_t i = 1; p->op == FMHA_APPEND_KV && i < sizeof(descales) / sizeof(descales[0]);
 	     i++)
-		if (has(p, descales[i]) && is_fp8(p->k_new.dtype))
-			return refuse(err, descales[i], "", "k_new and v_new are of fp8 already");
+		if (has(p, descales[i]) && is_byte(p->k_new.dtype))
+			return refuse(err, descales[i], "",
+				      "k_new and v_new are of 8 bits already");
 	if (has(p, FMHA_T_DBIAS) && p->dbias.dtype != p->bias.dtype)
 		return refuse(err, FMHA_T_DBIAS, ".dtype", "differs from that of bias");
 	if (has(p, FMHA_T_ROTARY_COS) && p->rotary_cos.dtype != p->rotary_sin.dtype)

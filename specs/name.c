@@ -36,8 +36,9 @@ static const struct option options[] = {{"lse", SPEC_FIELD_lse, 'f'},
 					{"bpc", SPEC_FIELD_block_per_cu, 'n'},
 					{"nwg", SPEC_FIELD_num_wave_groups, 'n'},
 					{"v.", SPEC_FIELD_vlayout, 'w'},
-#define OPTION_FLAG 'f'
-#define OPTION_KIND 'n'
+#define OPTION_FLAG  'f'
+#define OPTION_KIND  'n'
+#define OPTION_KIND4 'n'
 #define OWN_OPTION(name, NAME, word, kind, families, asked)                                        \
 	{word, SPEC_FIELD_##name, OPTION_##kind},
 					FMHA_OWN_TRAITS(OWN_OPTION)

@@ -161,26 +161,27 @@ static const struct column {
 };
 
 const struct trait_info trait_infos[N_TRAITS] = {
-#define FLAG 2
-#define KIND 3
+#define FLAG  2
+#define KIND  3
+#define KIND4 4
 #define INFO(name, NAME, word, kind, families, asked)                                              \
 	{families, kind, offsetof(struct traits, name)},
 	FMHA_TRAITS(INFO)
 #undef INFO
 #undef FLAG
 #undef KIND
+#undef KIND4
 };
 
-static const uint8_t data_types[] = {[ABI_F32] = SPEC_FP32,
-				     [ABI_F16] = SPEC_FP16,
-				     [ABI_BF16] = SPEC_BF16,
-				     [ABI_E4M3] = SPEC_FP8,
-				     [ABI_E5M2] = SPEC_BF8};
+static const uint8_t data_types[] = {
+	[ABI_F32] = SPEC_FP32,    [ABI_F16] = SPEC_FP16,     [ABI_BF16] = SPEC_BF16,
+	[ABI_E4M3] = SPEC_FP8,    [ABI_E5M2] = SPEC_BF8,     [ABI_I32] = SPEC_N_DTYPES,
+	[ABI_U8] = SPEC_N_DTYPES, [ABI_I64] = SPEC_N_DTYPES, [ABI_I8] = SPEC_INT8};
 #define N_TYPES (sizeof(data_types) / sizeof(data_types[0]))
 
 int spec_dtype_of(uint32_t dtype)
 {
-	return dtype < N_TYPES ? data_types[dtype] : -1;
+	return dtype < N_TYPES && data_types[dtype] < SPEC_N_DTYPES ? data_types[dtype] : -1;
 }
 
 /* What O is written as is an argument. */
@@ -272,8 +273,9 @@ const struct field spec_fields[SPEC_N_FIELDS] = {
 				     : MEMBER_MAX(member)},
 #define FIELD_OWN(name, NAME, word, kind, families, asked)                                         \
 	FIELD_ROW(name, signature.name, OWN_##kind)
-#define FIELD_OWN_FLAG FIELD_FLAG
-#define FIELD_OWN_KIND FIELD_INT
+#define FIELD_OWN_FLAG  FIELD_FLAG
+#define FIELD_OWN_KIND  FIELD_INT
+#define FIELD_OWN_KIND4 FIELD_INT
 	SPEC_FIELDS(FIELD_ROW) FMHA_OWN_TRAITS(FIELD_OWN)
 #undef FIELD_ROW
 };

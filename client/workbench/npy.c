@@ -23,7 +23,7 @@ static const struct {
 	uint32_t bytes;
 } types[NPY_N_TYPES] = {
 	[NPY_F4] = {"<f4", "<f4", 4}, [NPY_F2] = {"<f2", "<f2", 2}, [NPY_U2] = {"<u2", "<u2", 2},
-	[NPY_U1] = {"|u1", "<u1", 1}, [NPY_I4] = {"<i4", "<i4", 4},
+	[NPY_U1] = {"|u1", "<u1", 1}, [NPY_I4] = {"<i4", "<i4", 4}, [NPY_I1] = {"|i1", "<i1", 1},
 };
 
 uint32_t npy_type_bytes(enum npy_type type)
@@ -126,7 +126,7 @@ static int type_from_descr(const char *descr, enum npy_type *ret, struct fmha_er
 	return fmha_error_set(err, FMHA_EIO,
 			      "elements are '%s', not float32 (<f4), float16 (<f2), uint16 (<u2: "
 			      "bfloat16), uint8 "
-			      "(|u1: fp8) or int32 (<i4), little endian",
+			      "(|u1: fp8), int8 (|i1) or int32 (<i4), little endian",
 			      descr);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * npy.h: .npy files, strictly: format 1.0 and 2.0, C order, little endian, and only the element
- * types that attention has. NumPy knows no bfloat16 and no fp8; they travel as uint16 and uint8.
+ * types that attention has. NumPy knows no bfloat16 and no fp8; they travel as uint16 and uint8. int8 is itself.
  */
 #ifndef CTL_NPY_H
 #define CTL_NPY_H
@@ -14,8 +14,8 @@
 #define NPY_MAX_DIMS         8
 #define NPY_MAX_HEADER_BYTES 65536
 
-enum npy_type { NPY_F4, NPY_F2, NPY_U2, NPY_U1, NPY_I4 };
-#define NPY_N_TYPES 5
+enum npy_type { NPY_F4, NPY_F2, NPY_U2, NPY_U1, NPY_I4, NPY_I1 };
+#define NPY_N_TYPES 6
 
 struct npy {
 	enum npy_type type;

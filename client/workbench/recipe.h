@@ -50,7 +50,7 @@ struct recipe {
 	struct fmha_problem problem; /* sizes and options; recipe_make() completes it */
 	bool batch_given, mode_given, dtype_given;
 	uint32_t dtype, dtype_o; /* of q, k and v, and of what fp8 gives (FMHA_N_DTYPES: bf16) */
-	uint32_t dtype_kv;       /* of a cache of fp8 under a q of 16 bits; FMHA_N_DTYPES: dtype */
+	uint32_t dtype_kv;       /* of a cache of 8 bits under a q of 16; FMHA_N_DTYPES: dtype */
 	bool want[FMHA_N_TENSORS];
 
 	uint32_t lengths;                  /* enum recipe_lengths */
@@ -96,6 +96,10 @@ int recipe_make(struct recipe *recipe, struct fmha_error *err);
  */
 double recipe_flops(const struct recipe *recipe);
 double recipe_bytes(const struct recipe *recipe);
+
+/* What contents of @role are multiplied by: codes of i8 that have factors take all of their range, and the
+ * factors, of @role too, bring them back. */
+double recipe_spread(const struct fmha_problem *problem, uint32_t role);
 
 /* @bytes of latents of fp8, with factors. */
 void recipe_fill_latents(uint8_t *data, uint64_t bytes, uint64_t *state);

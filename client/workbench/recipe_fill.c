@@ -48,6 +48,19 @@ static double value_of(const struct recipe *recipe, uint32_t role, uint64_t *sta
 	}
 }
 
+double recipe_spread(const struct fmha_problem *problem, uint32_t role)
+{
+	const double most = 40; /* of the usual number; three times as much is the type's */
+	bool of_v = role == FMHA_T_V || role == FMHA_T_V_DESCALE;
+	uint32_t factor = of_v && !problem->v_in_k ? FMHA_T_V_DESCALE : FMHA_T_K_DESCALE;
+
+	if (problem->k.dtype != FMHA_I8 || !fmha_tensor_present(&problem->tensor[factor]))
+		return 1;
+	if (role == FMHA_T_K || role == FMHA_T_V)
+		return most;
+	return role == factor ? 1 / most : 1;
+}
+
 bool recipe_is_result(const struct fmha_problem *problem, uint32_t role)
 {
 	bool of_forward = role == FMHA_T_O || role == FMHA_T_LSE || role == FMHA_T_RANDVAL;
@@ -67,7 +80,8 @@ static void fill_role(const struct recipe *recipe, uint32_t role, uint8_t *data)
 	n = (int64_t)(bytes / fmha_dtype_bytes(dtype));
 	first = n < RECIPE_FILL_BLOCK + 37 ? n : RECIPE_FILL_BLOCK + 37;
 	for (int64_t i = 0; i < first; i++)
-		reference_store(data, dtype, i, value_of(recipe, role, &state, i));
+		reference_store(data, dtype, i,
+				value_of(recipe, role, &state, i) * recipe_spread(p, role));
 	for (done = (uint64_t)first * fmha_dtype_bytes(dtype); done < bytes;) {
 		uint64_t part = bytes - done < done ? bytes - done : done;
 

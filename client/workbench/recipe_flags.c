@@ -38,7 +38,7 @@
 	       "fp32, fp16, bf16 (default), fp8, bf8; fp8fp16, fp8fp32: and the output's type")    \
 	OPTION("dtype", DTYPE, "f32|f16|bf16|e4m3|e5m2", "the same")                               \
 	OPTION("out-type", DTYPE_O, "fp32|fp16|bf16", "what fp8 gives (default bf16)")             \
-	OPTION("kv-type", DTYPE_KV, "e4m3|e5m2", "of K and V under a Q of f16 or bf16")            \
+	OPTION("kv-type", DTYPE_KV, "e4m3|e5m2|int8", "of K and V under a Q of f16 or bf16")       \
 	OPTION("mode", MODE, "0|1", "1: packed sequences (varlen)")                                \
 	OPTION("group", GROUP, NULL, "the same as -mode 1")                                        \
 	OPTION("lse", LSE, "[0|1]", "there is an LSE")                                             \
@@ -213,6 +213,10 @@ static const struct ctl_word dtype_words[] = {
 	{"f32", FMHA_F32},   {"f16", FMHA_F16},  {"bf16", FMHA_BF16}, {"e4m3", FMHA_E4M3},
 	{"e5m2", FMHA_E5M2}, {"fp32", FMHA_F32}, {"fp16", FMHA_F16},  {"fp8", FMHA_E4M3},
 	{"bf8", FMHA_E5M2},  {NULL, 0}};
+static const struct ctl_word kv_words[] = {
+	{"f32", FMHA_F32},   {"f16", FMHA_F16},  {"bf16", FMHA_BF16}, {"e4m3", FMHA_E4M3},
+	{"e5m2", FMHA_E5M2}, {"int8", FMHA_I8},  {"i8", FMHA_I8},     {"fp32", FMHA_F32},
+	{"fp16", FMHA_F16},  {"fp8", FMHA_E4M3}, {"bf8", FMHA_E5M2},  {NULL, 0}};
 static const struct ctl_word length_words[] = {{"equal", RECIPE_EQUAL},
 					       {"mixed", RECIPE_MIXED},
 					       {"ramp", RECIPE_RAMP},
@@ -406,7 +410,7 @@ int recipe_option(struct recipe *recipe, int option, const char *value)
 	case OPTION_DTYPE_O:
 		return ctl_parse_word("--out-type", value, dtype_words, &recipe->dtype_o);
 	case OPTION_DTYPE_KV:
-		return ctl_parse_word("--kv-type", value, dtype_words, &recipe->dtype_kv);
+		return ctl_parse_word("--kv-type", value, kv_words, &recipe->dtype_kv);
 	case OPTION_MODE:
 		r = parse_switch("-mode", value, &on);
 		p->mode = on ? FMHA_GROUP : FMHA_BATCH;
@@ -636,7 +640,7 @@ void recipe_text(const struct recipe *recipe, char *text, size_t n)
 	if (recipe->dtype_o < FMHA_N_DTYPES)
 		put(&w, " --out-type=%s", word_of(dtype_words, recipe->dtype_o));
 	if (recipe->dtype_kv < FMHA_N_DTYPES)
-		put(&w, " --kv-type=%s", word_of(dtype_words, recipe->dtype_kv));
+		put(&w, " --kv-type=%s", word_of(kv_words, recipe->dtype_kv));
 	if (p->mode == FMHA_GROUP)
 		put(&w, " -mode=1");
 	if (recipe->lengths != RECIPE_EQUAL)

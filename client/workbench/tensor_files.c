@@ -131,6 +131,8 @@ static uint32_t dtype_of(const struct files *files, uint32_t role, enum npy_type
 		return FMHA_BF16;
 	case NPY_I4:
 		return FMHA_I32;
+	case NPY_I1:
+		return FMHA_I8;
 	case NPY_U1:
 		break;
 	}
@@ -150,6 +152,8 @@ static enum npy_type npy_type_of(uint32_t dtype)
 		return NPY_U2;
 	case FMHA_I32:
 		return NPY_I4;
+	case FMHA_I8:
+		return NPY_I1;
 	default:
 		return NPY_U1;
 	}

@@ -127,16 +127,16 @@ static uint32_t draw_type(struct verify_case *c, uint32_t allowed)
 	return FMHA_F32;
 }
 
-/* A cache of fp8 under a q of @type, or @type itself. */
+/* A cache of 8 bits under a q of @type, or @type itself. */
 static uint32_t draw_kv_type(struct verify_case *c, uint32_t allowed, uint32_t type)
 {
 	bool fits = (c->problem.op == FMHA_FORWARD || c->problem.op == FMHA_APPEND_KV) &&
 		    (type == FMHA_F16 || type == FMHA_BF16);
-	bool e5m2 = chance(c, 30);
+	int which = between(c, 1, 100);
 
 	if (!draw(c, fits ? allowed : 0, VERIFY_NARROW, 25))
 		return type;
-	return e5m2 ? FMHA_E5M2 : FMHA_E4M3;
+	return which <= 25 ? FMHA_E5M2 : which <= 60 ? FMHA_I8 : FMHA_E4M3;
 }
 
 static void draw_features(struct verify_case *c, uint32_t allowed)
@@ -590,7 +590,7 @@ static int choose_positions(struct verify_case *c)
 	return positions ? 0 : -1;
 }
 
-/* What rows are divided by on their way into fp8. */
+/* What rows are divided by on their way into 8 bits. */
 static void choose_divisors(struct verify_case *c)
 {
 	struct fmha_problem *p = &c->problem;
@@ -745,6 +745,13 @@ static double mask_value(struct verify_case *c, uint32_t role)
 	return chance(c, 25) ? 0 : chance(c, 25) ? 255 : between(c, 0, 255);
 }
 
+/* Caches of others have it, too, though no append of ours makes it. */
+static void put_least(struct verify_case *c, int8_t *codes, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++)
+		codes[i] = chance(c, 2) ? INT8_MIN : codes[i];
+}
+
 void verify_case_fill(struct verify_case *c, const struct tensors *tensors)
 {
 	const struct fmha_problem *p = &c->problem;
@@ -772,7 +779,10 @@ void verify_case_fill(struct verify_case *c, const struct tensors *tensors)
 			reference_store(data, p->tensor[role].dtype, i,
 					role == FMHA_T_MASK_INTERVALS || role == FMHA_T_MASK_BITS
 						? mask_value(c, role)
-						: value_of(c, role, spread));
+						: value_of(c, role, spread) *
+							  recipe_spread(p, role));
+		if (p->tensor[role].dtype == FMHA_I8 && recipe_spread(p, role) > 1)
+			put_least(c, data, (int64_t)bytes);
 	}
 }
 

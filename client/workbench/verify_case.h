@@ -32,7 +32,7 @@
 	X(F16, "f16")                                                                              \
 	X(BF16, "bf16")                                                                            \
 	X(F32, "f32")                                                                              \
-	X(NARROW, "narrow") /* K and V of fp8 under a Q, or new rows, of 16 bits */                \
+	X(NARROW, "narrow") /* K and V of 8 bits under a Q, or new rows, of 16 */                  \
 	X(SLOTS, "slots")                                                                          \
 	X(WIDE, "wide")     /* head dims above 256 */                                              \
 	X(LATENT, "latent") /* values that are part of keys, latents of fp8 */                     \

@@ -274,7 +274,7 @@ static void write_row(const struct abi_appendkv_args *a, const struct abi_tensor
 	copy_row(a, from, offset, to, n_rotated, hdim);
 }
 
-/* ---- a cache of fp8 ---- */
+/* ---- a cache of 8 bits ---- */
 
 /* The pairs of @x turn, each result rounded to float. */
 static void rotate_floats(const struct abi_appendkv_args *a, float *x, int64_t turn)
@@ -316,11 +316,19 @@ static float find_factor(const float *x, int32_t n, float most_of_type)
 	return fmaxf(bits_to_float(most) / most_of_type, 0x1p-100f);
 }
 
+static float most_of(int32_t dtype)
+{
+	return dtype == ABI_E4M3 ? E4M3_MOST : dtype == ABI_E5M2 ? E5M2_MOST : I8_MOST;
+}
+
 static void quantize(uint8_t *to, const float *x, int32_t n, float factor, int32_t dtype)
 {
 	if (dtype == ABI_E4M3)
 		for (int32_t i = 0; i < n; i++)
 			to[i] = float_to_e4m3(x[i] / factor);
+	else if (dtype == ABI_I8)
+		for (int32_t i = 0; i < n; i++)
+			to[i] = float_to_i8(x[i] / factor);
 	else
 		for (int32_t i = 0; i < n; i++)
 			to[i] = float_to_e5m2(x[i] / factor);
@@ -337,7 +345,7 @@ static void quantize_row(const struct abi_appendkv_args *a, const struct abi_ten
 	if (a->rope != ABI_ROPE_NONE && turns)
 		rotate_floats(a, x, turn);
 	if (a->computes_descale) {
-		factor = find_factor(x, hdim, a->dtype == ABI_E4M3 ? E4M3_MOST : E5M2_MOST);
+		factor = find_factor(x, hdim, most_of(a->dtype));
 		/* The one that is written, though others read such tensors. */
 		((float *)(uintptr_t)descale->data)[factor_at] = factor;
 	} else if (descale->data) {
@@ -446,8 +454,8 @@ static int appendkv_accepts(const void *args)
 {
 	const struct abi_appendkv_args *a = args;
 
-	return a->dtype <= ABI_BF16 ||
-	       (a->dtype <= ABI_E5M2 && (a->rope == ABI_ROPE_NONE || a->new_dtype));
+	return a->dtype <= ABI_BF16 || ((a->dtype <= ABI_E5M2 || a->dtype == ABI_I8) &&
+					(a->rope == ABI_ROPE_NONE || a->new_dtype));
 }
 
 static size_t appendkv_workspace(const void *args, int n_threads)
@@ -472,6 +480,6 @@ static size_t appendkv_scratch(const void *args)
 
 const struct cpu_kernel CPU_NAME(cpu_appendkv_kernels)[] = {
 	APPENDKV(ABI_F32),  APPENDKV(ABI_F16),  APPENDKV(ABI_BF16),
-	APPENDKV(ABI_E4M3), APPENDKV(ABI_E5M2),
+	APPENDKV(ABI_E4M3), APPENDKV(ABI_E5M2), APPENDKV(ABI_I8),
 };
-const size_t CPU_NAME(cpu_appendkv_n_kernels) = 5;
+const size_t CPU_NAME(cpu_appendkv_n_kernels) = 6;

@@ -105,9 +105,10 @@ static inline float float_from_e4m3(uint8_t b)
 	return float_from_f16(half) * 256.0f;
 }
 
-/* The largest finite numbers, at which anything beyond is cut. */
+/* The largest finite numbers, at which anything beyond is cut; of i8 as much of either sign. */
 #define E4M3_MOST 448.0f
 #define E5M2_MOST 57344.0f
+#define I8_MOST   127.0f
 
 /* Codes of numbers cut so; a NaN becomes the positive one. No branch, so that loops become vectors: below
  * the smallest normal number an addition rounds to its place, above the bits are rounded as they are. */
@@ -133,6 +134,16 @@ static inline uint8_t float_to_e5m2(float f)
 	return (uint8_t)(magnitude > 0x7f800000 ? 0x7e : code);
 }
 
+/* Beside 1.5 * 2^23 the last bits of a float count ones. A NaN becomes 0. */
+static inline uint8_t float_to_i8(float f)
+{
+	uint32_t magnitude = float_to_bits(f) & 0x7fffffff;
+	float cut = f < I8_MOST ? f : I8_MOST;
+
+	cut = cut > -I8_MOST ? cut : -I8_MOST;
+	return (uint8_t)(magnitude > 0x7f800000 ? 0 : float_to_bits(cut + 0x1.8p23f));
+}
+
 static inline float load_one(const void *data, int32_t dtype, int64_t index)
 {
 	switch (dtype) {
@@ -144,6 +155,8 @@ static inline float load_one(const void *data, int32_t dtype, int64_t index)
 		return float_from_bf16(((const uint16_t *)data)[index]);
 	case ABI_E4M3:
 		return float_from_e4m3(((const uint8_t *)data)[index]);
+	case ABI_I8:
+		return ((const int8_t *)data)[index];
 	default:
 		return float_from_e5m2(((const uint8_t *)data)[index]);
 	}
@@ -182,6 +195,8 @@ static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_
 	case ABI_E5M2:
 		half = _mm256_cvtepu8_epi16(_mm_loadu_si128(p));
 		return (vf)_mm512_cvtph_ps(_mm256_slli_epi16(half, 8));
+	case ABI_I8:
+		return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
 	default: /* see float_from_e4m3(): the sign is shifted in from above the magnitude */
 		bytes = _mm_loadu_si128(p);
 		half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
@@ -207,6 +222,8 @@ static inline __attribute__((always_inline)) vf vf_load_as(const void *p, int32_
 	case ABI_E5M2:
 		half = _mm_cvtepu8_epi16(_mm_loadl_epi64(p));
 		return (vf)_mm256_cvtph_ps(_mm_slli_epi16(half, 8));
+	case ABI_I8:
+		return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
 	default:
 		bytes = _mm_loadl_epi64(p);
 		half = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
@@ -289,6 +306,9 @@ static inline void load_row(float *restrict dst, const void *restrict data, int3
 		break;
 	case ABI_E4M3:
 		load_row_as(dst, from, n, ABI_E4M3);
+		break;
+	case ABI_I8:
+		load_row_as(dst, from, n, ABI_I8);
 		break;
 	default:
 		load_row_as(dst, from, n, ABI_E5M2);

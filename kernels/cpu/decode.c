@@ -190,7 +190,7 @@ static void decode_addresses(struct decode *t)
 	}
 }
 
-/* Multiplies a row's columns by the fp8 factors of head @head. */
+/* Multiplies a row's columns by the scale factors of head @head. */
 static void apply_descale(const struct decode *t, const struct abi_descale *d, int32_t head,
 			  float *s)
 {
@@ -265,7 +265,7 @@ static inline __attribute__((always_inline)) void ask_for(const char *ask, int32
 #define E4M3_FACTOR 256.0f
 
 /*
- * A line of fp8: 64 elements as four vectors, e4m3 divided by E4M3_FACTOR, which belongs to the
+ * A line of 8 bits: 64 elements as four vectors, e4m3 divided by E4M3_FACTOR, which belongs to the
  * sums. f16 has no NaN where e4m3 has its two: @most collects the largest bytes, and whoever finds
  * a NaN among them puts it where it belongs.
  */
@@ -274,6 +274,11 @@ static inline __attribute__((always_inline)) void load_line(vf value[4], const c
 {
 	const __m512i no_copy = _mm512_set1_epi16((short)0xbfff);
 
+#pragma GCC unroll 4
+	for (int i = 0; i < 4 && dtype == ABI_I8; i++)
+		value[i] = vf_load_as(p + 16 * i, ABI_I8);
+	if (dtype == ABI_I8)
+		return;
 	if (dtype == ABI_E4M3)
 		*most = _mm512_max_epu8(*most, _mm512_or_si512(_mm512_loadu_si512(p),
 							       _mm512_set1_epi8((char)0x80)));
@@ -299,10 +304,10 @@ static inline int has_nan(__m512i most)
 
 static inline int is_fast(int32_t dtype, int32_t hdim)
 {
-	return (dtype == ABI_E4M3 || dtype == ABI_E5M2) && hdim % 64 == 0;
+	return (dtype == ABI_E4M3 || dtype == ABI_E5M2 || dtype == ABI_I8) && hdim % 64 == 0;
 }
 
-/* S of @rows rows and KEYS keys of fp8. */
+/* S of @rows rows and KEYS keys of 8 bits. */
 static inline __attribute__((always_inline)) void dot_lines(float *s, const float *q, int32_t hdim,
 							    const char *const *k, int64_t offset,
 							    const char *const *ask, const int rows,
@@ -586,6 +591,12 @@ static void decode_scores(struct decode *t)
 		else
 			scores_as(t, ABI_E4M3, 0);
 		break;
+	case ABI_I8:
+		if (is_fast(dtype, t->a->hdim_q))
+			scores_as(t, ABI_I8, 1);
+		else
+			scores_as(t, ABI_I8, 0);
+		break;
 	default:
 		if (is_fast(dtype, t->a->hdim_q))
 			scores_as(t, ABI_E5M2, 1);
@@ -614,6 +625,12 @@ static void decode_values(struct decode *t, struct partials out)
 			values_as(t, out, ABI_E4M3, 1);
 		else
 			values_as(t, out, ABI_E4M3, 0);
+		break;
+	case ABI_I8:
+		if (is_fast(dtype, t->a->hdim_v))
+			values_as(t, out, ABI_I8, 1);
+		else
+			values_as(t, out, ABI_I8, 0);
 		break;
 	default:
 		if (is_fast(dtype, t->a->hdim_v))

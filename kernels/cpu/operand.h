@@ -121,7 +121,7 @@ static inline void operand_multiply(struct gemm_a a, struct gemm_b b, float *c, 
 #define COLUMN_UNIT   32
 #define SCALES_Q      0 /* a scaled Q would be rounded */
 
-/* Rows of fp8 as bf16, a stretch at a time. */
+/* Rows of 8 bits as bf16, a stretch at a time. */
 static inline void load_narrow_row(operand *dst, const void *data, int32_t dtype, int64_t index,
 				   int64_t stride, int32_t n)
 {
@@ -139,7 +139,7 @@ static inline void operand_load_row(operand *dst, const void *data, int32_t dtyp
 {
 	const uint16_t *from = (const uint16_t *)data + index;
 
-	if (dtype != ABI_BF16) { /* fp8, whose every number is one of bf16, too */
+	if (dtype != ABI_BF16) { /* 8 bits, whose every number is one of bf16, too */
 		load_narrow_row(dst, data, dtype, index, stride, n);
 		return;
 	}

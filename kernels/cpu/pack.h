@@ -5,7 +5,7 @@
  *   K   panels of PANEL keys: [k_padded / PANEL][q_padded][PANEL]    (transposed)
  *   V   panels of PANEL dims: [hdim_v / PANEL][k_padded][PANEL]
  *
- * q_padded is hdim_q in multiples of K_UNIT. Keys beyond the sequence's end are zeros. fp8 factors
+ * q_padded is hdim_q in multiples of K_UNIT. Keys beyond the sequence's end are zeros. Scale factors
  * are applied here. A flag a panel of keys says whether V has a value that is not finite there:
  * then 0 * V is not 0, and P V must skip what a mask hides.
  */
@@ -78,7 +78,7 @@ static inline void fetch_scattered_key(operand *dst, const struct abi_fwd_args *
 	}
 }
 
-/* The fp8 factor of key @column. */
+/* The scale factor of key @column. */
 static inline float key_factor(const struct abi_fwd_args *a, const struct abi_descale *descale,
 			       const struct view_sequence *s, int32_t head, int32_t column)
 {

@@ -13,7 +13,8 @@
  *
  * Over a cache of fp8, x of a new row of 16 bits, rotated and rounded to float where it rotates, becomes
  *   round(min(max(x / factor, -most), most))
- * with a float's division and the type's largest finite number; a NaN becomes the positive one. A factor
+ * with a float's division and the type's largest finite number; a NaN becomes the positive one. Likewise over
+ * one of i8, whose most is 127 and where a NaN becomes 0. A factor
  * that is found is max |x| / most, at least 2^-100, or 1 where that maximum is 0 or not finite.
  */
 #include <math.h>
@@ -95,7 +96,7 @@ static void copy_element(const struct row *row, int32_t d, void *to, int64_t off
 
 static float most_of(uint32_t dtype)
 {
-	return dtype == ABI_E4M3 ? 448.0F : 57344.0F;
+	return dtype == ABI_E4M3 ? 448.0F : dtype == ABI_E5M2 ? 57344.0F : 127.0F;
 }
 
 static float found_factor(const struct row *row, int32_t begin, int32_t end)

@@ -132,6 +132,8 @@ double reference_load(const void *data, uint32_t dtype, int64_t index)
 		return ((const int32_t *)data)[index];
 	if (dtype == ABI_I64)
 		return (double)((const int64_t *)data)[index];
+	if (dtype == ABI_I8)
+		return ((const int8_t *)data)[index];
 	return ((const uint8_t *)data)[index];
 }
 
@@ -151,6 +153,9 @@ void reference_store(void *data, uint32_t dtype, int64_t index, double value)
 		((int32_t *)data)[index] = (int32_t)value;
 	} else if (dtype == ABI_I64) {
 		((int64_t *)data)[index] = (int64_t)value;
+	} else if (dtype == ABI_I8) { /* as new rows become it: as much of either sign, no NaN */
+		value = isnan(value) ? 0 : fmin(fmax(nearbyint(value), -127), 127);
+		((int8_t *)data)[index] = (int8_t)value;
 	} else {
 		((uint8_t *)data)[index] = (uint8_t)value;
 	}

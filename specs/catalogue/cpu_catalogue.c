@@ -12,6 +12,7 @@
 #define FORWARD        TRAITS_FORWARD
 #define NOT_FP8        (SPEC_BIT(SPEC_FP32) | SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
 #define ALL            (NOT_FP8 | SPEC_BIT(SPEC_FP8) | SPEC_BIT(SPEC_BF8))
+#define INT8           SPEC_BIT(SPEC_INT8) /* of caches under queries of 16 bits, and so of rows for them */
 #define MOST           UINT16_MAX
 
 /* What a level multiplies with; and whether all sources are compiled for it, or only those that
@@ -33,9 +34,9 @@ static const struct spec_pipeline pipelines[N_PIPELINES] = {
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */
 static const struct spec_backend_arch archs[] = {
-	{"portable", "cpu", "c", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 8, 1, 0},
-	{"x86_64_v3", "cpu", "avx2", VECTORS | WHOLE, ALL, 1, 8, 0, 6, 16, 1, 0},
-	{"x86_64_v4", "cpu", "avx512", VECTORS | WHOLE, ALL, 1, 8, 0, 12, 32, 1, 0},
+	{"portable", "cpu", "c", VECTORS | WHOLE, ALL | INT8, 1, 8, 0, 6, 8, 1, 0},
+	{"x86_64_v3", "cpu", "avx2", VECTORS | WHOLE, ALL | INT8, 1, 8, 0, 6, 16, 1, 0},
+	{"x86_64_v4", "cpu", "avx512", VECTORS | WHOLE, ALL | INT8, 1, 8, 0, 12, 32, 1, 0},
 	{"x86_64_v4_bf16", "cpu", "avx512_bf16", VECTORS, SPEC_BIT(SPEC_BF16), 1, 8, 0, 12, 32, 2,
 	 0},
 	{"x86_64_amx", "cpu", "amx", TILES, SPEC_BIT(SPEC_BF16), 1, 8, 0, 16, 16, 32, 0},
@@ -57,7 +58,7 @@ static const struct spec_row kernels[] = {
 	 CPU_BACKWARD_KEYS, 1, 1, -1, 0},
 	/* row kernels: a task is some rows of one head, whole */
 	{ROWS, SPEC_BIT(SPEC_FWD_SPLITKV_COMBINE), WHOLE, NOT_FP8, MOST, CPU_ROWS, 0, 1, 1, -1, 0},
-	{ROWS, SPEC_BIT(SPEC_FWD_APPENDKV), WHOLE, ALL, MOST, CPU_ROWS, 0, 1, 1, -1, 0},
+	{ROWS, SPEC_BIT(SPEC_FWD_APPENDKV), WHOLE, ALL | INT8, MOST, CPU_ROWS, 0, 1, 1, -1, 0},
 	{ROWS, SPEC_BIT(SPEC_BWD_DOT_DO_O), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_TASK, 0, 1, 1, -1,
 	 0},
 	{ROWS, SPEC_BIT(SPEC_BWD_CONVERT_DQ), WHOLE, NOT_FP8, MOST, CPU_BACKWARD_TASK, 0, 1, 1, -1,

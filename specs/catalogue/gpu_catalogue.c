@@ -20,6 +20,7 @@
 #define HALF           (SPEC_BIT(SPEC_FP16) | SPEC_BIT(SPEC_BF16))
 #define ALL            (SPEC_BIT(SPEC_FP32) | HALF | FP8)
 #define NOT_FP8        (SPEC_BIT(SPEC_FP32) | HALF)
+#define INT8           SPEC_BIT(SPEC_INT8) /* of caches under queries of 16 bits, and so of rows for them */
 
 #define TILE(pipeline, cores, families, types, without, hdim, m, n, waves_m, waves_n, blocks)      \
 	{                                                                                          \
@@ -262,7 +263,7 @@ static const struct spec_row kernels[] = {
 	     1),
 
 	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8, 16), /* the data type is that of O */
-	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL, 4),
+	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL | INT8, 4),
 	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8, 4),
 	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8, 4),
 };
@@ -301,8 +302,9 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
-	{#name, #vendor, #family, CORE(core) | CORE(SCALAR), ALL, wave, units, (lds)*1024, 16,     \
-	 16,    16,      gbs},
+	{#name,      #vendor, #family, CORE(core) | CORE(SCALAR),                                  \
+	 ALL | INT8, wave,    units,   (lds)*1024,                                                 \
+	 16,         16,      16,      gbs},
 static const struct spec_backend_arch archs[] = {GPU_ARCHS(ARCH)};
 
 static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)

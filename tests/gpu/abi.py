@@ -69,8 +69,8 @@ Tile = STRUCTS["gpu_tile"]
 Kernel = STRUCTS["gpu_kernel"]
 Launch = STRUCTS["check_launch"]
 
-F32, F16, BF16, E4M3, E5M2 = range(5)
-DTYPE_NAMES = ["f32", "f16", "bf16", "e4m3", "e5m2"]
+F32, F16, BF16, E4M3, E5M2, _, _, _, I8 = range(9)
+DTYPE_NAMES = ["f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64", "i8"]
 (FWD, FWD_SPLITKV, FWD_SPLITKV_COMBINE, FWD_PAGEDKV, FWD_APPENDKV, BATCH_PREFILL, BWD_DOT_DO_O,
  BWD_DQ_DK_DV, BWD_CONVERT_DQ) = range(9)
 MASK_NONE, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT = range(3)

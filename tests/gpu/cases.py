@@ -11,15 +11,16 @@ import numpy as np
 import abi
 
 NP_STORAGE = {abi.F32: np.float32, abi.F16: np.uint16, abi.BF16: np.uint16, abi.E4M3: np.uint8,
-              abi.E5M2: np.uint8}
+              abi.E5M2: np.uint8, abi.I8: np.int8}
 NAN_WORD = {1: 0x7f, 2: 0x7fff, 4: np.nan}  # by the bytes of an element
 LATENT_FP8 = 2  # enum abi_kv_layout
+I8_SPREAD = 32  # what numbers are multiplied by to take all of i8's range, and its factors divided
 LOWEST = {abi.F32: np.finfo(np.float32).min, abi.F16: 0xfbff, abi.BF16: 0xff7f}
 
 
 def unwritten(storage):
     """What no result can be: a NaN, or in float32, where it has to be found again, less than any."""
-    return {np.float32: np.float32(-3e38), np.uint16: np.uint16(0xffff), np.uint8: np.uint8(0xff)}[storage]
+    return {np.float32: np.float32(-3e38), np.uint16: np.uint16(0xffff), np.uint8: np.uint8(0xff), np.int8: np.int8(-1)}[storage]
 
 
 def aligned(shape, dtype, fill=None):
@@ -43,6 +44,8 @@ def encode(x, dtype):
     elif dtype == abi.BF16:
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
         out[...] = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    elif dtype == abi.I8:
+        out[...] = np.rint(x).clip(-128, 127)
     else:
         values = fp8_values(dtype)
         nearest = np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(x)).astype(np.uint8)
@@ -65,6 +68,8 @@ def decode(bits, dtype):
         return bits.view(np.float16).astype(np.float64)
     if dtype == abi.BF16:
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype == abi.I8:
+        return bits.astype(np.float64)
     values = fp8_values(dtype)
     return values[bits & 0x7f] * np.where(bits & 0x80, -1.0, 1.0)
 
@@ -120,6 +125,7 @@ class Forward:
 
     # ---- building -------------------------------------------------------------------------
     def normal(self, shape, dtype, scale=1.0):
+        scale = scale * (I8_SPREAD if dtype == abi.I8 and self.descale else 1)
         a = encode((self.rng.standard_normal(shape) * scale).astype(np.float32), dtype)
         self.keep.append(a)
         return a
@@ -362,7 +368,7 @@ class Forward:
         factors = self.rng.random((entries, heads, n)) + 0.5
         if self.powers:
             factors = 2.0 ** self.rng.integers(-3, 3, factors.shape)
-        array = self.floats(sign * factors)
+        array = self.floats(sign * factors / (I8_SPREAD if self.of_keys == abi.I8 else 1))
         self.factors[ctypes.addressof(d)] = array, block
         d.data = pointer(array)
         d.stride_batch, d.stride_head, d.stride_block = heads * n, n, 1

@@ -175,7 +175,9 @@ EXPORT int check_overlap(const struct check_launch *l, launch_launcher launch, v
 
 static uint8_t data_type_of(uint32_t dtype)
 {
-	static const uint8_t types[] = {SPEC_FP32, SPEC_FP16, SPEC_BF16, SPEC_FP8, SPEC_BF8};
+	static const uint8_t types[] = {
+		[ABI_F32] = SPEC_FP32, [ABI_F16] = SPEC_FP16, [ABI_BF16] = SPEC_BF16,
+		[ABI_E4M3] = SPEC_FP8, [ABI_E5M2] = SPEC_BF8, [ABI_I8] = SPEC_INT8};
 
 	return types[dtype];
 }

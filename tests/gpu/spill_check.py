@@ -32,7 +32,7 @@ from cases import Forward  # noqa: E402
 from cuda_device import compile_cubin, find_nvrtc  # noqa: E402
 
 BUILD = os.environ.get("FMHA_BUILD", os.path.join(abi.ROOT, "build", "release"))
-NAME = re.compile(r"fmha_(?P<family>[a-z_]+?)_(?P<dtype>f32|f16|bf16|e4m3|e5m2)_(?P<arch>(?:sm_|gfx)\w+?)_(?P<pipeline>gpu_[a-z_]+?)"
+NAME = re.compile(r"fmha_(?P<family>[a-z_]+?)_(?P<dtype>f32|f16|bf16|e4m3|e5m2|i8)_(?P<arch>(?:sm_|gfx)\w+?)_(?P<pipeline>gpu_[a-z_]+?)"
                   r"_h(?P<hq>\d+)x(?P<hv>\d+)_t(?P<m>\d+)x(?P<n>\d+)_w(?P<wm>\d+)x(?P<wn>\d+)_b(?P<blocks>\d+)"
                   r"(?P<features>\w*)$")
 FAMILIES = ["fwd", "fwd_splitkv", "fwd_splitkv_combine", "fwd_pagedkv", "fwd_appendkv", "batch_prefill",
@@ -63,7 +63,7 @@ def kernel_of(lib, name):
         options.update(bias=abi.BF16)
     options.update(alibi="bias2" in words, cap=5.0 if "cap" in words else 0.0, dropout=0.2 if "drop" in words else 0.0,
                    descale="descale" in words)
-    narrow = {"narrow": abi.E4M3, "narrow2": abi.E5M2}
+    narrow = {"narrow": abi.E4M3, "narrow2": abi.E5M2, "narrow3": abi.I8}
     if narrow.keys() & set(words):
         options.update(kv_dtype=next(code for word, code in narrow.items() if word in words))
     if family == abi.FWD_APPENDKV:
@@ -153,9 +153,9 @@ SHORT_FP8 = re.compile(r"fmha_fwd_e4m3_\w+_gpu_mma_h128x128_\w+_mask(_descale_lo
 # Hopper's loops over keys of 8 bits, which no profile of 16 bits has, and a daemon leaves in silence when they do not compile: in every share.
 SHORT_BYTES = re.compile(r"fmha_fwd(_pagedkv)?_e4m3_\w+_gpu_wgmma_h128x128_t128x128_w8x1_b1_mask(_paged)?_descale_logits$"
                          r"|fmha_fwd_bf16_\w+_gpu_wgmma_h(64x64_t192x96|128x128_t128x128|192x128_t128x80|256x256_t128x64)_w\d+x1_b1"
-                         r"_mask_descale_narrow_logits$"
-                         r"|fmha_fwd_pagedkv_f16_\w+_gpu_wgmma_h128x128_t128x128_w8x1_b1_mask_paged_descale_narrow2_logits$"
-                         r"|fmha_fwd_splitkv_(bf16|f16)_\w+_gpu_decode_h128x128_t16x128_w1x4_b2_pack_split_paged_descale_narrow_logits"
+                         r"_mask_descale_narrow3?_logits$"
+                         r"|fmha_fwd_pagedkv_f16_\w+_gpu_wgmma_h128x128_t128x128_w8x1_b1_mask_paged_descale_narrow[23]_logits$"
+                         r"|fmha_fwd_splitkv_(bf16|f16)_\w+_gpu_decode_h128x128_t16x128_w1x4_b2_pack_split_paged_descale_narrow3?_logits"
                          r"_buffers3$")
 
 

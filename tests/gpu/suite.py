@@ -94,6 +94,8 @@ def append_small():
         d = dict(widens=1, new_dtype=new_dtype, hk=3)
         yield Case("append", **d, dtype=abi.E4M3, dq=128, dv=64, page=16, cap=70)
         yield Case("append", **d, dtype=abi.E5M2, dq=96, dv=40)
+        yield Case("append", **d, dtype=abi.I8, dq=64, dv=128, page=16, cap=70)
+        yield Case("append", **d, dtype=abi.I8, dq=40, dv=24)
         yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
 
 
@@ -349,13 +351,17 @@ def append_features():
     yield Case("append", page=16, layout=1, dq=64, dv=64, hk=2, new=5)
     yield Case("append", dtype=abi.E4M3, page=16, dq=40, dv=24)
     yield Case("append", dtype=abi.E5M2, page=16, layout=1)
+    yield Case("append", dtype=abi.I8, page=16, layout=1)
     for i, new in enumerate((abi.F16, abi.BF16)):
         yield Case("append", dtype=abi.E4M3 + i, new_dtype=new, page=16, factors="heads", rope=abi.ROPE_HALF_ROTATED, rotary_dim=32)
         yield Case("append", dtype=abi.E5M2 - i, new_dtype=new, factors="heads", dq=59, dv=3)
         yield Case("append", dtype=new, page=16, slots=1, new=9, rope=abi.ROPE_INTERLEAVED, rotary_dim=16, dq=40, dv=40, shared=1)
         yield Case("append", dtype=abi.E4M3 + i, new_dtype=new, page=16, slots=1, new=9, factors="pages", layout=1)
-        yield Case("append", dtype=abi.E4M3, new_dtype=new, page=16, slots=1, new=9, factors="found", shared=1, hk=2, dq=96, dv=40,
-                   rope=abi.ROPE_HALF_ROTATED, rotary_dim=64)
+        for dtype in (abi.E4M3, abi.I8):
+            yield Case("append", dtype=dtype, new_dtype=new, page=16, slots=1, new=9, factors="found", shared=1, hk=2, dq=96, dv=40,
+                       rope=abi.ROPE_HALF_ROTATED, rotary_dim=64)
+        yield Case("append", dtype=abi.I8, new_dtype=new, page=16, factors="heads", dq=59, dv=3)
+        yield Case("append", dtype=abi.I8, new_dtype=new, page=16, slots=1, new=9, factors="pages", layout=i)
 
 
 def staged():
@@ -598,9 +604,10 @@ def masks_as_data():
 
 
 def narrow():
-    """16-bit queries over fp8: rows and few rows, dense, split and in pages, factors of every kind, by the reference and by the bits of
+    """16-bit queries over 8 bits: rows and few rows, dense, split and in pages, factors of every kind, by the reference and by the bits of
     the kernel of 16 bits on what the cache stands for."""
-    for n, (dtype, kv) in enumerate(((abi.BF16, abi.E4M3), (abi.F16, abi.E5M2), (abi.F16, abi.E4M3), (abi.BF16, abi.E5M2))):
+    for n, (dtype, kv) in enumerate(((abi.BF16, abi.E4M3), (abi.F16, abi.E5M2), (abi.F16, abi.E4M3), (abi.BF16, abi.E5M2),
+                                     (abi.BF16, abi.I8), (abi.F16, abi.I8))):
         d = dict(dtype=dtype, kv_dtype=kv, hq=4, hk=2, sk=53, dq=32, dv=32, seed=n + 3)
         for sq, several in ((37, "key"), (2, "block")):
             for descale in (False, True) if dtype == abi.F16 else (True, several) if n else (False, True, several):
@@ -617,6 +624,12 @@ def narrow():
     yield Case("forward", **d, sq=37, sk=50, dropout=0.3, randval=True, strided=True)
     yield Case("forward", **d | dict(dq=59, dv=3), sq=20, sk=50, descale=True)
     yield Case("forward", **d, sq=20, sk=50, descale="signed")
+    yield Case("narrow", **d, sq=2, sk=70, page=16, lens_k=[70, 33], descale="page", powers=True)
+    d |= dict(kv_dtype=abi.I8)
+    yield Case("forward", **d | dict(batch=1), sq=3, sk=700, descale=True, one_sign=True)
+    yield Case("forward", **d, sq=40, sk=70, page=16, lens_k=[33, 70], descale="page", mask=BR, right=0)
+    yield Case("forward", **d, sq=2, sk=70, page=32, layout=1, table="sglang", descale=True, cap=3.0)
+    yield Case("forward", **d | dict(dq=59, dv=3), sq=20, sk=50, descale=True, poison=(30, 37), mask=TL, right=0)
     yield Case("narrow", **d, sq=2, sk=70, page=16, lens_k=[70, 33], descale="page", powers=True)
 
 

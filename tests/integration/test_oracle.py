@@ -14,7 +14,7 @@ import attention  # noqa: E402
 
 TOLERANCE = {abi.F32: 1e-5, abi.F16: 2e-3, abi.BF16: 1.6e-2}
 NAN_BITS = {abi.F32: np.float32(np.nan), abi.F16: np.float16(np.nan), abi.BF16: np.uint16(0x7FC0),
-            abi.E4M3: np.uint8(0x7F), abi.E5M2: np.uint8(0x7F)}
+            abi.E4M3: np.uint8(0x7F), abi.E5M2: np.uint8(0x7F), abi.I8: np.int8(-128)}  # i8 has none: what stands out most
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ class Problem:
     def values(self, shape, dtype=None):
         """Random numbers that dtype holds exactly: (stored, float64)."""
         dtype = self.dtype if dtype is None else dtype
-        stored = abi.encode(self.rng.standard_normal(shape), dtype)
+        stored = abi.encode(self.rng.standard_normal(shape) * (40 if dtype == abi.I8 else 1), dtype)
         return stored, abi.decode(stored, dtype)
 
     # --- lengths
@@ -363,19 +363,34 @@ class Fp8Problem(Problem):
             self.block_k = int(rng.choice([0, 1, min(4, self.page_size)]))
             shape = (self.n_pages, n_k, -(-self.page_size // self.block_k) if self.block_k else 1)
         self.kv_scale = {w: (0.5 + rng.random(shape)).astype(np.float32) for w in "kv"}
+        self.spoil_factors()
+
+    def spoil_factors(self):
+        """Factors of keys that no sequence has are NaN; those of i8 bring it back to about 1."""
+        used = np.zeros(self.kv_scale["k"].shape, bool)
+        for b in range(self.batch):
+            used[self.factor_index(b)] = True
+        for scale in self.kv_scale.values():
+            scale /= 40 if self.kv_dtype == abi.I8 else 1
+            if self.block_k or self.per_page:
+                scale.transpose(0, 2, 1)[~used.transpose(0, 2, 1)] = np.nan
+
+    def factor_index(self, b):
+        """Of sequence b's keys: where their factors are, of any head."""
+        position = np.arange(self.k_len[b]) + self.leftpad[b]
+        if self.per_page:
+            page = [self.pages[b][p // self.page_size] for p in position]
+            block = position % self.page_size // self.block_k if self.block_k else np.zeros(len(position), int)
+            return np.array(page, int), slice(None), block
+        return b, slice(None), position // self.block_k if self.block_k else np.zeros(len(position), int)
 
     def q_factor(self, b, h):
         block = np.arange(self.q_len[b]) // self.block_q if self.block_q else [0] * self.q_len[b]
         return self.q_scale[b, h, block][:, None].astype(np.float64)
 
     def k_factor(self, which, b, g):
-        position = np.arange(self.k_len[b]) + self.leftpad[b]
-        if self.per_page:
-            page = [self.pages[b][p // self.page_size] for p in position]
-            block = position % self.page_size // self.block_k if self.block_k else np.zeros(len(position), int)
-            return self.kv_scale[which][page, g, block][:, None].astype(np.float64)
-        block = position // self.block_k if self.block_k else np.zeros(len(position), int)
-        return self.kv_scale[which][b, g, block][:, None].astype(np.float64)
+        place, _, block = self.factor_index(b)
+        return self.kv_scale[which][place, g, block][:, None].astype(np.float64)
 
     def fill_options(self, a):
         super().fill_options(a)
@@ -388,11 +403,11 @@ class Fp8Problem(Problem):
 
 
 class MixedProblem(Fp8Problem):
-    """16-bit queries over fp8: a factor a tensor, a head, a block, a key or a page and its slots, none of Q's."""
+    """16-bit queries over 8 bits: a factor a tensor, a head, a block, a key or a page and its slots, none of Q's."""
 
     @property
     def kv_dtype(self):
-        return abi.E4M3 if self.most_k % 2 else abi.E5M2
+        return (abi.E4M3, abi.E5M2, abi.I8)[self.most_k % 3]
 
     def keys(self):
         super().keys()
@@ -400,6 +415,7 @@ class MixedProblem(Fp8Problem):
         if not self.per_page and self.block_k and self.chance(2):
             self.block_k = 1
             self.kv_scale = {w: (0.5 + self.rng.random((self.batch, self.nhead_k, self.most_k))).astype(np.float32) for w in "kv"}
+            self.spoil_factors()
 
     def fill_options(self, a):
         super().fill_options(a)
@@ -817,7 +833,9 @@ def test_append(driver, seed):
 
 
 def encode_narrow(values, dtype):
-    """float32 -> codes of fp8, to nearest even, cut at the largest; a NaN is the positive one."""
+    """float32 -> codes of fp8, to nearest even, cut at the largest; a NaN is the positive one. Of i8: as much of either sign, 0."""
+    if dtype == abi.I8:
+        return np.rint(np.nan_to_num(np.asarray(values, np.float64)).clip(-127, 127)).astype(np.int8)
     table = abi.FP8[dtype][:128]
     numbers = table[: 127 if dtype == abi.E4M3 else 124]
     x = np.minimum(np.abs(np.asarray(values, np.float64)), numbers[-1])
@@ -843,7 +861,7 @@ def test_append_by_slots(driver, seed):
     batch, n_k, new = (int(x) for x in rng.integers(1, [4, 4, 9]))
     n_q, rope = n_k * int(rng.integers(1, 3)), seed % 3
     of_new = int(rng.integers(0, 3))
-    dtype = int(rng.integers(abi.E4M3, abi.E5M2 + 1)) if of_new != abi.F32 and rng.integers(4) else of_new
+    dtype = int(rng.choice([abi.E4M3, abi.E5M2, abi.I8])) if of_new != abi.F32 and rng.integers(4) else of_new
     narrow = dtype != of_new
     dim = 16 * int(rng.integers(1, 9))
     dim_v = dim if rng.integers(2) else 16 * int(rng.integers(1, 9))
@@ -914,7 +932,7 @@ def test_append_by_slots(driver, seed):
     wanted = caches()
     want_factors = {w: f.copy() for w, f in factors.items()}
     want_q = fresh["q"].copy()
-    largest = abi.FP8[abi.E4M3][0x7E] if dtype == abi.E4M3 else abi.FP8[abi.E5M2][0x7B]
+    largest = {abi.E4M3: abi.FP8[abi.E4M3][0x7E], abi.I8: 127.0}.get(dtype, abi.FP8[abi.E5M2][0x7B])
     for b in range(batch):
         for i in range(new):
             for h in range(n_q if rope else 0):

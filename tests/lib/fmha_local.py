@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = re.sub(r"/\*.*?\*/", " ", (ROOT / "proto/include/fmha/base.h").read_text(), flags=re.S)
 ROLES = re.findall(r"X\(\w+, (\w+), \d,[\s\\]*\"", BASE)
 NAMES = {
-    "dtype": ["f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8"],
+    "dtype": ["f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64", "i8"],
     "op": ["forward", "backward", "append_kv", "merge_states"],
     "mode": ["batch", "group"],
     "mask": ["none", "top_left", "bottom_right"],

@@ -34,7 +34,7 @@ FDS_OUT = {
     "code": 1,
     "trace": 1,
 }
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i32": 4, "u8": 1}
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i32": 4, "u8": 1, "i64": 8, "i8": 1}
 NUMPY_TYPES = {
     "f32": "float32",
     "f16": "float16",
@@ -43,6 +43,8 @@ NUMPY_TYPES = {
     "e5m2": "uint8",
     "i32": "int32",
     "u8": "uint8",
+    "i64": "int64",
+    "i8": "int8",
 }
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-F32, F16, BF16, E4M3, E5M2, I32, U8 = range(7)
-NAMES = ["f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8"]
-STORAGE = [np.float32, np.float16, np.uint16, np.uint8, np.uint8, np.int32, np.uint8]
+F32, F16, BF16, E4M3, E5M2, I32, U8, I64, I8 = range(9)
+NAMES = ["f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64", "i8"]
+STORAGE = [np.float32, np.float16, np.uint16, np.uint8, np.uint8, np.int32, np.uint8, np.int64, np.int8]
 (FWD, FWD_SPLITKV, FWD_SPLITKV_COMBINE, FWD_PAGEDKV, FWD_APPENDKV, BATCH_PREFILL, BWD_DOT_DO_O,
  BWD_DQ_DK_DV, BWD_CONVERT_DQ) = range(9)
 
@@ -95,6 +95,8 @@ def encode(values, dtype):
         mantissa, exponent = np.frexp(values)
         rounded = np.ldexp(np.rint(mantissa * 256), exponent - 8).astype(np.float32)
         return (rounded.view(np.uint32) >> 16).astype(np.uint16)
+    if dtype == I8:
+        return np.rint(values).clip(-128, 127).astype(np.int8)
     with np.errstate(over="ignore"):
         return values.astype(STORAGE[dtype])
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from ._lib import invalid, lib, not_supported
 
-F32, F16, BF16, E4M3, E5M2, I32, U8, I64 = (
-    lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8, lib.FMHA_I64,
+F32, F16, BF16, E4M3, E5M2, I32, U8, I64, I8 = (
+    lib.FMHA_F32, lib.FMHA_F16, lib.FMHA_BF16, lib.FMHA_E4M3, lib.FMHA_E5M2, lib.FMHA_I32, lib.FMHA_U8, lib.FMHA_I64, lib.FMHA_I8,
 )
-ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1, I64: 8}
+ELEMENT_BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, E5M2: 1, I32: 4, U8: 1, I64: 8, I8: 1}
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
-         I32: "int32", U8: "uint8", I64: "int64"}
+         I32: "int32", U8: "uint8", I64: "int64", I8: "int8"}
 CODES = {name: code for code, name in NAMES.items()}
 
 

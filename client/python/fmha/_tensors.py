@@ -41,12 +41,12 @@ def checked(names: tuple, *tensors) -> list:
     return found
 
 
-NARROW = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+NARROW = frozenset((torch.float8_e4m3fn, torch.float8_e5m2, torch.int8))
 WIDE = frozenset((torch.float16, torch.bfloat16))
 
 
 def checked_inputs(names: tuple, q, k, v, *others) -> list:
-    """checked(), and q, k and v are there, on one device, as all are, and of one type, but that a q of 16 bits looks at fp8."""
+    """checked(), and q, k and v are there, on one device, as all are, and of one type, but that a q of 16 bits looks at 8."""
     for name, tensor in zip(names, (q, k, v)):
         if tensor is None:
             raise invalid(f"{name} is None: a torch tensor is needed", f"tensor.{name}")

@@ -8,7 +8,7 @@
 
 #include "tile.h"
 
-/* What the matrix core computes in: fp8 inputs are exact in bf16. */
+/* What the matrix core computes in: inputs of 8 bits are exact in bf16. */
 template <class E> struct ComputeType {
 	typedef BF16 Type;
 };
@@ -29,7 +29,7 @@ typedef CoreAmd<ComputeType<TypeOf<FMHA_DTYPE>::Type>::Type> SelectedCore;
 enum { BIAS_NONE, BIAS_MATRIX, BIAS_ALIBI };
 enum { MASK_DATA_NONE, MASK_DATA_INTERVALS, MASK_DATA_BITS };
 
-/* The type of keys and values: the queries', or fp8 under queries of 16 bits. */
+/* The type of keys and values: the queries', or 8 bits under queries of 16. */
 template <class E, int NARROW> struct KeyTypeOf {
 	typedef E Type;
 };
@@ -38,6 +38,9 @@ template <class E> struct KeyTypeOf<E, 1> {
 };
 template <class E> struct KeyTypeOf<E, 2> {
 	typedef E5M2 Type;
+};
+template <class E> struct KeyTypeOf<E, 3> {
+	typedef I8 Type;
 };
 
 struct Config {
@@ -61,8 +64,9 @@ struct Config {
 	 * BUFFERS: of streamed tiles, backward and decode. MASK_DATA: an enum of above, see
 	 * block/mask_data.h.
 	 */
-#define FMHA_TYPE_FLAG bool
-#define FMHA_TYPE_KIND int
+#define FMHA_TYPE_FLAG  bool
+#define FMHA_TYPE_KIND  int
+#define FMHA_TYPE_KIND4 int
 #define FMHA_CONSTANT(name, NAME, word, kind, families, asked)                                     \
 	static const FMHA_TYPE_##kind NAME = FMHA_##NAME;
 	FMHA_FEATURES(FMHA_CONSTANT)

@@ -63,6 +63,42 @@ template <> struct Widening<F16, E5M2> {
 		*high = __byte_perm(word, 0, 0x3424);
 	}
 };
+/* Behind 0x64 an unsigned byte is 1,024 and itself; 1,152 less is what it was before 128 was added. */
+template <> struct Widening<F16, I8> {
+	METHOD static u32 less(u32 pair)
+	{
+		u32 y;
+		asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(0x64806480u));
+		return y;
+	}
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		word ^= 0x80808080u;
+		*low = less(__byte_perm(word, 0x64646464u, 0x4140));
+		*high = less(__byte_perm(word, 0x64646464u, 0x4342));
+	}
+};
+/* bf16 counts ones up to 255: seven bits behind 0x43 are 128 and they, less 128 or, of a negative
+ * number, 256. */
+template <> struct Widening<BF16, I8> {
+	METHOD static u32 sum(u32 pair, u32 less)
+	{
+		u32 y;
+		asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+		    : "=r"(y)
+		    : "r"(pair), "r"(0x3f803f80u), "r"(less));
+		return y;
+	}
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		u32 bits = word & 0x7f7f7f7fu, sign = word & 0x80808080u;
+
+		*low = sum(__byte_perm(bits, 0x43434343u, 0x4140),
+			   __byte_perm(sign, 0xc3c3c3c3u, 0x4140));
+		*high = sum(__byte_perm(bits, 0x43434343u, 0x4342),
+			    __byte_perm(sign, 0xc3c3c3c3u, 0x4342));
+	}
+};
 template <class From> struct Widening<BF16, From> {
 	METHOD static u32 turn(u32 pair)
 	{

@@ -101,7 +101,7 @@ struct F16 {
 	}
 };
 
-/* What a number becomes on its way into fp8: cut at the type's largest; a NaN is the positive one. */
+/* What a number becomes on its way into 8 bits: cut at the type's largest; a NaN is the type's. */
 template <class E> DEV u8 code_of(float x)
 {
 	if (x != x)
@@ -171,6 +171,20 @@ struct E5M2 {
 	}
 };
 
+/* Integers, of which new rows are never the least one: as much of either sign. There is no NaN. */
+struct I8 {
+	typedef u8 Storage;
+	static const u8 NOT_A_NUMBER = 0;
+	METHOD static constexpr float most() { return 127.0f; }
+	METHOD static float to_float(Storage x) { return (float)(signed char)x; }
+
+	/* Of at most 127: beside 1.5 * 2^23 the last bits of a float count ones. */
+	METHOD static Storage from_float(float x)
+	{
+		return (Storage)float_to_bits(x + 12582912.0f);
+	}
+};
+
 /* The type with enum abi_dtype N, for options given as numbers. */
 template <int N> struct TypeOf;
 template <> struct TypeOf<ABI_F32> {
@@ -187,6 +201,9 @@ template <> struct TypeOf<ABI_E4M3> {
 };
 template <> struct TypeOf<ABI_E5M2> {
 	typedef E5M2 Type;
+};
+template <> struct TypeOf<ABI_I8> {
+	typedef I8 Type;
 };
 
 /* Run-time types, for tensors that are touched once a row, where a branch costs nothing: f32, f16

@@ -187,7 +187,8 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 			   lds_wgmma_loaders(traits->narrow != 0, tile->waves_m, tile->hdim_v);
 	if (tile->pipeline == GPU_LATENT)
 		threads += 128; /* the warpgroup that loads */
-	if (dtype > ABI_E5M2)
+	/* Integers are what a cache holds, and append alone has nothing else. */
+	if (dtype > ABI_E5M2 && !(dtype == ABI_I8 && family == ABI_FWD_APPENDKV))
 		return "no kernel computes in this type";
 	if (threads <= 0 || threads > 1024)
 		return "too many waves, or none";

@@ -28,7 +28,9 @@ struct operand {
 
 static int64_t element_bytes(int32_t dtype)
 {
-	return dtype == ABI_F32 ? 4 : dtype == ABI_E4M3 || dtype == ABI_E5M2 ? 1 : 2;
+	return dtype == ABI_F32                                            ? 4
+	       : dtype == ABI_E4M3 || dtype == ABI_E5M2 || dtype == ABI_I8 ? 1
+									   : 2;
 }
 
 /* Bytes between neighbours of dimensions 1 to 3; NULL, or why the engine cannot follow. */

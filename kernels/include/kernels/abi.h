@@ -21,7 +21,8 @@ typedef unsigned long long abi_u64;
 /* The values equal enum fmha_dtype, fmha_mask, ... of the problem; dispatch asserts it. */
 #define ABI_DTYPES(X)                                                                              \
 	X(F32, f32)                                                                                \
-	X(F16, f16) X(BF16, bf16) X(E4M3, e4m3) X(E5M2, e5m2) X(I32, i32) X(U8, u8) X(I64, i64)
+	X(F16, f16)                                                                                \
+	X(BF16, bf16) X(E4M3, e4m3) X(E5M2, e5m2) X(I32, i32) X(U8, u8) X(I64, i64) X(I8, i8)
 #define ABI_ENUM(NAME, name) ABI_##NAME,
 #define ABI_WORD(NAME, name) #name,
 enum abi_dtype { ABI_DTYPES(ABI_ENUM) };
@@ -69,7 +70,7 @@ struct abi_rows {
 	abi_i64 stride_batch, stride_head, stride_seq;
 };
 
-/* fp8 scale factors: data[b * stride_batch + h * stride_head + (i / block) * stride_block];
+/* Scale factors of 8 bits: data[b * stride_batch + h * stride_head + (i / block) * stride_block];
  * block 0: one factor for all i. Per page (k, v only): the page number takes the place of b, and i is
  * the slot within the page. */
 struct abi_descale {
@@ -188,7 +189,7 @@ struct abi_fwd_args {
 	abi_i32 dtype;         /* of q, k, v: enum abi_dtype */
 	abi_i32 o_dtype;
 	abi_i32 bias_dtype;
-	abi_i32 kv_dtype; /* of k and v under a 16-bit q: ABI_E4M3 or ABI_E5M2; 0: dtype */
+	abi_i32 kv_dtype; /* of k and v under a 16-bit q: ABI_E4M3, ABI_E5M2 or ABI_I8; 0: dtype */
 	abi_i32 v_in_k;   /* v is where k is: its first hdim_v elements, with its factors */
 	struct abi_chosen chosen;
 };
@@ -229,7 +230,7 @@ struct abi_appendkv_args {
 	abi_i32 nhead_q, nhead_k, hdim_q, hdim_v;
 	abi_i32 dtype;        /* of the cache, and of every tensor but the rotary tables */
 	abi_i32 rotary_dtype; /* ABI_F32 or dtype */
-	abi_i32 new_dtype; /* of k_new, v_new and q over a cache of fp8: ABI_F16, ABI_BF16; 0: dtype */
+	abi_i32 new_dtype; /* of k_new, v_new and q over a cache of 8 bits: ABI_F16, ABI_BF16; 0: dtype */
 	abi_i32 computes_descale; /* factors of slots are found and written */
 	/* 1: the other way round, GPU: the keys that the cache has, seqlen_k of them, go to k_new and v_new,
 	 * of new_dtype, with the factors that they have. seqlen_new is how many there are at most. */

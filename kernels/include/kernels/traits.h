@@ -34,7 +34,7 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
  *   name      member of struct traits, enum trait's TRAIT_name
  *   NAME      -DFMHA_NAME=value, and the constant Config::NAME
  *   word      in names of code objects that have it, no word of another trait and a number
- *   kind      FLAG: 0, 1; KIND: 0, 1, 2
+ *   kind      FLAG: 0, 1; KIND: 0, 1, 2; KIND4: 0 to 3
  *   asked     its value for the fmha_problem p; HAS(ROLE): has p that tensor? (daemon/dispatch/traits.h)
  * The order is that of options and of names of code objects, which caches and people keep.
  */
@@ -54,10 +54,11 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
  * nothing of problems that have it. asked: of p alone.
  */
 #define FMHA_OWN_TRAITS(X)                                                                         \
-	X(narrow, NARROW, "narrow", KIND, TRAITS_FORWARD,                                          \
+	X(narrow, NARROW, "narrow", KIND4, TRAITS_FORWARD,                                         \
 	  p->k.dtype == p->q.dtype  ? 0                                                            \
 	  : p->k.dtype == FMHA_E4M3 ? 1                                                            \
-				    : 2)
+	  : p->k.dtype == FMHA_E5M2 ? 2                                                            \
+				    : 3)
 
 /*
  * X(name, NAME, word, kind, families, asked): what else tells two pieces of code apart. Names of kernels do

@@ -69,14 +69,15 @@ struct fmha_error {
 	X(E5M2, e5m2, 1) /* OCP fp8 e5m2: max 57344 */                                             \
 	X(I32, i32, 4)   /* lengths, prefix sums, page numbers */                                  \
 	X(U8, u8, 1)     /* stored dropout bytes; raw workspace */                                 \
-	X(I64, i64, 8)   /* slots and positions of an append */
+	X(I64, i64, 8)   /* slots and positions of an append */                                    \
+	X(I8, i8, 1)     /* keys and values under a q of 16 bits */
 
 enum fmha_dtype {
 #define FMHA_DTYPE_ENUM(NAME, name, bytes) FMHA_##NAME,
 	FMHA_DTYPES(FMHA_DTYPE_ENUM)
 #undef FMHA_DTYPE_ENUM
 };
-#define FMHA_N_DTYPES 8
+#define FMHA_N_DTYPES 9
 
 enum fmha_op {
 	FMHA_FORWARD = 0,      /* O = softmax(...) V; with k_new: append to the cache first */
@@ -397,7 +398,8 @@ enum fmha_tensor_role {
  *
  * Keys and values of fp8 take q (forward) of f16 or bf16, and so k_new and v_new: element x of those is
  * stored as x / k_descale (v_descale), the factor that it is read with, of its own sequence, head and
- * place, divided in float, rounded once, and at most the type's largest finite number. With
+ * place, divided in float, rounded once, and at most the type's largest finite number. Those of i8 take
+ * them likewise and no others: they are cut at 127 and -127, and a NaN, which i8 has not, is 0. With
  * descale_computed (append_kv by pages and slots: descale_per_page, descale_block_k 1) a row's factor is
  * the largest |x| of its head over the type's largest number, at least 2^-100, and 1 of a row of zeros or
  * one that is not finite. RoPE comes before it: turned in double, rounded to float, divided.
@@ -451,7 +453,7 @@ FMHA_API const char *fmha_error_sentence(int code);
 /* Bytes of an element, 0 for a value that is no enum fmha_dtype. */
 FMHA_API uint32_t fmha_dtype_bytes(uint32_t dtype);
 
-/* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64"; NULL when unknown. A static string. */
+/* "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u8", "i64", "i8"; NULL when unknown. A static string. */
 FMHA_API const char *fmha_dtype_name(uint32_t dtype);
 
 /* The largest byte that dropout keeps at this rate, below 1: see struct fmha_problem. 255 at 0. */

@@ -36,7 +36,8 @@
 	X(FP8BF16, fp8bf16)                                                                        \
 	X(FP8FP32, fp8fp32)                                                                        \
 	X(MXFP8, mxfp8)                                                                            \
-	X(MXFP4, mxfp4)
+	X(MXFP4, mxfp4)                                                                            \
+	X(INT8, int8)
 
 #define SPEC_MODES(X)    X(BATCH, batch) X(GROUP, group)
 #define SPEC_VLAYOUTS(X) X(R, r) X(C, c)

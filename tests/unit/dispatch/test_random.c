@@ -131,7 +131,9 @@ static int found_one(void *owner, const struct kernel_spec *spec, const char *na
 /* A kernel that no spec names would never be chosen. */
 static void every_kernel_has_a_spec(void **state)
 {
-	static const char *const types[] = {"fp32", "fp16", "bf16", "fp8", "bf8"};
+	static const char *const types[] = {
+		[ABI_F32] = "fp32", [ABI_F16] = "fp16", [ABI_BF16] = "bf16",
+		[ABI_E4M3] = "fp8", [ABI_E5M2] = "bf8", [ABI_I8] = "int8"};
 	enum cpu_level level = cpu_level_detect();
 
 	(void)state;

@@ -29,6 +29,13 @@ int random_chance(struct random *r, int n)
 	return random_next(r) % (uint64_t)n == 0;
 }
 
+int32_t random_kv_dtype(struct random *r)
+{
+	static const int32_t types[] = {ABI_E4M3, ABI_E5M2, ABI_E4M3, ABI_E5M2, ABI_I8, ABI_I8};
+
+	return types[random_int(r, 0, 5)];
+}
+
 float random_uniform(struct random *r, float lo, float hi)
 {
 	return lo + (hi - lo) * (float)(random_next(r) >> 40) / 16777216.0f;
@@ -51,7 +58,7 @@ void forward_options_random(struct forward_options *o, struct random *r, uint32_
 
 	*o = (struct forward_options){.family = family, .dtype = dtype};
 	if ((dtype == ABI_F16 || dtype == ABI_BF16) && random_chance(r, 3))
-		o->kv_dtype = random_int(r, ABI_E4M3, ABI_E5M2);
+		o->kv_dtype = random_kv_dtype(r);
 	narrow = fp8 || o->kv_dtype;
 	x = narrow ? 16 : dtype == ABI_F32 ? 4 : 8;
 	o->o_dtype = fp8 ? random_int(r, ABI_F32, ABI_BF16) : dtype;
@@ -173,6 +180,8 @@ static size_t case_tensor(struct forward_case *c, struct abi_tensor *t, int32_t 
 	n = batch * seq * heads * dims * (layout == 2 ? 2 : 1) +
 	    (layout == 2 ? batch * seq * heads * 6 : 0);
 	t->data = case_alloc(c, (size_t)n * (size_t)element_bytes(dtype));
+	for (int64_t i = 0; dtype == ABI_I8 && i < n; i++)
+		((int8_t *)t->data)[i] = i & 1 ? 127 : -128;
 	return (size_t)n * (size_t)element_bytes(dtype);
 }
 
@@ -290,17 +299,31 @@ static void fill_queries(struct forward_case *c, struct random *r)
 	}
 }
 
-static double key_number(const struct forward_options *o, struct random *r)
+/* Of i8 with factors, which bring it back: all of its range. */
+#define I8_SPREAD 32
+
+static int spreads(const struct forward_options *o)
 {
-	return (double)(o->one_sign ? random_uniform(r, 0.5f, 1) : random_normal(r));
+	return o->kv_dtype == ABI_I8 && o->descale;
+}
+
+static void put_key_number(const struct forward_options *o, struct random *r,
+			   const struct abi_tensor *t, int64_t at, double magnitude)
+{
+	uint32_t dtype = (uint32_t)(o->kv_dtype ? o->kv_dtype : o->dtype);
+	double x = (double)(o->one_sign ? random_uniform(r, 0.5f, 1) : random_normal(r));
+
+	reference_store(t->data, dtype, at, x * magnitude * (spreads(o) ? I8_SPREAD : 1));
+	/* What others make, though no append does. */
+	if (spreads(o) && !o->one_sign && random_chance(r, 50))
+		((int8_t *)t->data)[at] = INT8_MIN;
 }
 
 static void fill_keys(struct forward_case *c, struct random *r)
 {
 	const struct forward_options *o = &c->options;
 	struct abi_fwd_args *a = &c->args;
-	uint32_t dtype = (uint32_t)view_kv_dtype(a);
-	int32_t x = 16 / element_bytes((int32_t)dtype);
+	int32_t x = 16 / element_bytes(view_kv_dtype(a));
 	double magnitude = o->magnitude > 0 ? (double)o->magnitude : 1;
 
 	for (int32_t b = 0; b < o->batch; b++) {
@@ -309,17 +332,17 @@ static void fill_keys(struct forward_case *c, struct random *r)
 		for (int32_t p = s.leftpad; p < s.leftpad + s.k_len; p++)
 			for (int32_t h = 0; h < a->nhead_k; h++) {
 				for (int32_t d = 0; d < a->hdim_q; d++)
-					reference_store(a->k.data, dtype,
-							view_cache_offset(&a->cache, &a->k, &s, p,
-									  h, d, a->nhead_k,
-									  a->hdim_q, x, false),
-							key_number(o, r) * magnitude);
+					put_key_number(o, r, &a->k,
+						       view_cache_offset(&a->cache, &a->k, &s, p, h,
+									 d, a->nhead_k, a->hdim_q,
+									 x, false),
+						       magnitude);
 				for (int32_t d = 0; d < a->hdim_v; d++)
-					reference_store(a->v.data, dtype,
-							view_cache_offset(&a->cache, &a->v, &s, p,
-									  h, d, a->nhead_k,
-									  a->hdim_v, x, true),
-							key_number(o, r));
+					put_key_number(o, r, &a->v,
+						       view_cache_offset(&a->cache, &a->v, &s, p, h,
+									 d, a->nhead_k, a->hdim_v,
+									 x, true),
+						       1);
 			}
 	}
 }
@@ -387,8 +410,9 @@ static void make_descale(struct forward_case *c, struct abi_descale *d, int64_t 
 	float *data = case_alloc(c, (size_t)(batch * heads * blocks) * sizeof(*data));
 
 	for (int64_t i = 0; i < batch * heads * blocks; i++)
-		data[i] = c->options.powers ? ldexpf(1, random_int(r, -4, 3))
-					    : random_uniform(r, 0.3f, 1.5f);
+		data[i] = (c->options.powers ? ldexpf(1, random_int(r, -4, 3))
+					     : random_uniform(r, 0.3f, 1.5f)) /
+			  (spreads(&c->options) ? I8_SPREAD : 1);
 	d->data = data;
 	if (kind >= 2) {
 		d->stride_head = blocks;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * forward_case.h: random forward problems for the kernel tests: an argument struct whose tensors
- * are real memory, everything that a kernel must not read filled with NaN, everything that it must
+ * are real memory, everything that a kernel must not read filled with NaN (i8: with its ends), everything that it must
  * not write filled with a pattern that is checked afterwards.
  */
 #ifndef FMHA_TEST_FORWARD_CASE_H
@@ -24,6 +24,8 @@ uint64_t random_next(struct random *r);
 int32_t random_int(struct random *r, int32_t lo, int32_t hi);
 /* 1 with probability 1 / n. */
 int random_chance(struct random *r, int n);
+/* A type of 8 bits that K and V have under a 16-bit Q. */
+int32_t random_kv_dtype(struct random *r);
 float random_uniform(struct random *r, float lo, float hi);
 float random_normal(struct random *r);
 

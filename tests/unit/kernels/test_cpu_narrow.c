@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_cpu_narrow.c: queries of 16 bits over keys and values of fp8. With factors that are powers of two
+ * test_cpu_narrow.c: queries of 16 bits over keys and values of 8. With factors that are powers of two
  * a kernel gives the bits that it gives on the cache that they stand for, and in any case what the
  * reference says.
  */
@@ -171,7 +171,7 @@ static void powers_of_two_change_no_bit(void **state)
 
 		forward_options_random(&o, &r, families[random_int(&r, 0, 3)],
 				       random_int(&r, ABI_F16, ABI_BF16));
-		o.kv_dtype = random_int(&r, ABI_E4M3, ABI_E5M2);
+		o.kv_dtype = random_kv_dtype(&r);
 		o.descale = random_int(&r, 1, o.page_size ? 6 : 4);
 		o.powers = 1;
 		o.vectorized = 0; /* lies in another way in the other type */
@@ -186,13 +186,16 @@ static void powers_of_two_change_no_bit(void **state)
 	assert_int_equal(failures, 0);
 }
 
-/* Every code of fp8 as a value that one row sees alone: O is that number, NaN and infinities too. */
+static const int32_t kv_types[] = {ABI_E4M3, ABI_E5M2, ABI_I8};
+
+/* Every code as a value that one row sees alone: O is that number, NaN and infinities too. */
 static void every_code(void **state)
 {
 	(void)state;
 	for (int dtype = ABI_F16; dtype <= ABI_BF16; dtype++)
-		for (int kv = ABI_E4M3; kv <= ABI_E5M2; kv++)
+		for (int kind = 0; kind < 3; kind++)
 			for (int rows = 1; rows <= 20; rows += 19) {
+				int32_t kv = kv_types[kind];
 				struct random r = {3};
 				struct forward_options o = {
 					.family = ABI_FWD,
@@ -240,7 +243,7 @@ static void one_sign(void **state)
 					.family = kind >= 5 ? ABI_FWD_PAGEDKV : ABI_FWD,
 					.dtype = dtype,
 					.o_dtype = dtype,
-					.kv_dtype = kind % 2 ? ABI_E4M3 : ABI_E5M2,
+					.kv_dtype = kv_types[kind % 3],
 					.batch = 1,
 					.seqlen_q = rows,
 					.seqlen_k = 6000,

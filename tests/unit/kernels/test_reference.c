@@ -35,6 +35,14 @@ static void check_round_trip(uint32_t dtype, uint32_t n)
 	}
 }
 
+static uint32_t rounded_bits(uint32_t dtype, double value)
+{
+	uint32_t bits = 0;
+
+	reference_store(&bits, dtype, 0, value);
+	return bits;
+}
+
 static void every_small_float_round_trips(void **state)
 {
 	(void)state;
@@ -42,6 +50,8 @@ static void every_small_float_round_trips(void **state)
 	check_round_trip(ABI_BF16, 65536);
 	check_round_trip(ABI_E4M3, 256);
 	check_round_trip(ABI_E5M2, 256);
+	for (int i = -127; i <= 127; i++) /* the least is read, and not made */
+		assert_int_equal((int8_t)rounded_bits(ABI_I8, i), i);
 }
 
 static void known_small_floats(void **state)
@@ -67,9 +77,8 @@ static void known_small_floats(void **state)
 
 static double rounded(uint32_t dtype, double value)
 {
-	uint32_t bits = 0;
+	uint32_t bits = rounded_bits(dtype, value);
 
-	reference_store(&bits, dtype, 0, value);
 	return reference_load(&bits, dtype, 0);
 }
 
@@ -87,6 +96,13 @@ static void rounds_to_nearest_even(void **state)
 	assert_near(rounded(ABI_E4M3, 1000), 448); /* saturates */
 	assert_near(rounded(ABI_E4M3, 17), 16);
 	assert_near(rounded(ABI_E5M2, -1e9), -57344);
+	assert_near(rounded(ABI_I8, 2.5), 2);
+	assert_near(rounded(ABI_I8, -3.5), -4);
+	assert_near(rounded(ABI_I8, 127.4), 127);
+	assert_near(rounded(ABI_I8, -1e9), -127);
+	assert_near(rounded(ABI_I8, INFINITY), 127);
+	assert_near(rounded(ABI_I8, NAN), 0);
+	assert_near(reference_load(&(int8_t){-128}, ABI_I8, 0), -128);
 }
 
 /* Philox4x32-7 of Random123's known-answer file, key and counter 0: the bytes of lane 0. */

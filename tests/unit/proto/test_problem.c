@@ -492,6 +492,13 @@ static void slots(void **state)
 		p.k_new.dtype = FMHA_F32);
 	REFUSES(slots, "tensor.k_new.dtype", "tensor.k_new.dtype: bf16, must be f16",
 		p.k.dtype = p.v.dtype = FMHA_F16);
+	ACCEPTS(slots, p.k.dtype = p.v.dtype = FMHA_I8);
+	REFUSES(slots, "tensor.k_descale",
+		"tensor.k_descale: k_new and v_new are of 8 bits already",
+		p.k.dtype = p.v.dtype = p.k_new.dtype = p.v_new.dtype = FMHA_I8,
+		p.q.dtype = p.q_rotated.dtype = FMHA_I8);
+	REFUSES(slots, "tensor.k_new.dtype", "tensor.k_new.dtype: e4m3, must be f16 or bf16 or i8",
+		p.k.dtype = p.v.dtype = FMHA_I8, p.k_new.dtype = FMHA_E4M3);
 	REFUSES(slots, "tensor.v.dtype", "tensor.v.dtype: e5m2, must be e4m3",
 		p.v.dtype = FMHA_E5M2);
 	REFUSES(slots, "descale_computed",
@@ -522,18 +529,42 @@ static void data_types(void **state)
 		p.q.dtype = p.o.dtype = FMHA_BF16, p.v.dtype = FMHA_E5M2);
 	REFUSES(fp8, "tensor.o.dtype", "tensor.o.dtype: f32, must be bf16", p.q.dtype = FMHA_BF16,
 		p.o.dtype = FMHA_F32);
-	REFUSES(fp8, "tensor.q_descale", "tensor.q_descale: only fp8 inputs have scale factors",
+	REFUSES(fp8, "tensor.q_descale",
+		"tensor.q_descale: only inputs of 8 bits have scale factors",
 		p.q.dtype = p.o.dtype = FMHA_BF16);
+	/* Integers are a cache's alone. */
+	ACCEPTS(fp8, p.k.dtype = p.v.dtype = FMHA_I8, p.q.dtype = p.o.dtype = FMHA_F16,
+		p.q_descale = ABSENT);
+	ACCEPTS(fp8, p.k.dtype = p.v.dtype = FMHA_I8, p.q.dtype = p.o.dtype = FMHA_BF16,
+		p.q_descale = p.k_descale = p.v_descale = ABSENT, p.descale_block_k = 0);
+	REFUSES(fp8, "tensor.q.dtype", "tensor.q.dtype: i8, must be f16 or bf16",
+		p.q.dtype = p.k.dtype = p.v.dtype = FMHA_I8, p.o.dtype = FMHA_BF16);
+	REFUSES(fp8, "tensor.q.dtype", "tensor.q.dtype: f32, must be f16 or bf16",
+		p.q.dtype = FMHA_F32, p.k.dtype = p.v.dtype = FMHA_I8);
+	REFUSES(fp8, "tensor.q.dtype", "tensor.q.dtype: e4m3, must be f16 or bf16",
+		p.k.dtype = p.v.dtype = FMHA_I8);
+	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: i8, must be bf16", p.q.dtype = FMHA_I8);
+	REFUSES(fp8, "tensor.v.dtype", "tensor.v.dtype: e4m3, must be i8",
+		p.q.dtype = p.o.dtype = FMHA_BF16, p.k.dtype = FMHA_I8);
+	REFUSES(fp8, "tensor.o.dtype", "tensor.o.dtype: i8, must be bf16", p.q.dtype = FMHA_BF16,
+		p.k.dtype = p.v.dtype = p.o.dtype = FMHA_I8);
+	REFUSES(fp8, "tensor.q_descale",
+		"tensor.q_descale: only inputs of 8 bits have scale factors",
+		p.q.dtype = p.o.dtype = FMHA_BF16, p.k.dtype = p.v.dtype = FMHA_I8);
+	REFUSES(backward, "tensor.k.dtype", "tensor.k.dtype: i8, must be f32 or f16 or bf16",
+		p.k.dtype = FMHA_I8);
+	REFUSES(merge, "tensor.o_parts.dtype",
+		"tensor.o_parts.dtype: i8, must be f32 or f16 or bf16", p.o_parts.dtype = FMHA_I8);
 	ACCEPTS(merge, p.o_parts.dtype = p.o.dtype = FMHA_BF16);
 	ACCEPTS(append, p.rotary_cos.dtype = p.rotary_sin.dtype = FMHA_BF16);
-	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 8 is no data type", p.q.dtype = 8);
+	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 9 is no data type", p.q.dtype = 9);
 	/* What may lie over fp8 is asked of q: it has to be a type by then. */
 	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: 2147483648 is no data type",
 		p.k.dtype = FMHA_E4M3, p.q.dtype = 0x80000000U);
 	REFUSES(forward, "tensor.k.dtype", "tensor.k.dtype: 4294967295 is no data type",
 		p.k.dtype = UINT32_MAX);
 	REFUSES(forward, "tensor.k.dtype",
-		"tensor.k.dtype: i32, must be f32 or f16 or bf16 or e4m3 or e5m2",
+		"tensor.k.dtype: i32, must be f32 or f16 or bf16 or e4m3 or e5m2 or i8",
 		p.k.dtype = FMHA_I32);
 	REFUSES(forward, "tensor.q.dtype", "tensor.q.dtype: f16, must be bf16",
 		p.q.dtype = FMHA_F16);
@@ -561,7 +592,8 @@ static void data_types(void **state)
 	REFUSES(append, "tensor.rotary_cos.dtype",
 		"tensor.rotary_cos.dtype: f16, must be f32 or bf16",
 		p.rotary_cos.dtype = p.rotary_sin.dtype = FMHA_F16);
-	REFUSES(forward, "tensor.q_descale", "tensor.q_descale: only fp8 inputs have scale factors",
+	REFUSES(forward, "tensor.q_descale",
+		"tensor.q_descale: only inputs of 8 bits have scale factors",
 		p.q_descale = tensor(9, FMHA_F32));
 	REFUSES(backward, "tensor.dbias.dtype", "tensor.dbias.dtype: differs from that of bias",
 		p.bias = tensor(20, FMHA_BF16), p.dbias = tensor(21, FMHA_F32));
@@ -700,7 +732,7 @@ static void extents_follow_the_mode(void **state)
 
 static void dtypes_have_sizes_and_names(void **state)
 {
-	static const uint32_t bytes[FMHA_N_DTYPES] = {4, 2, 2, 1, 1, 4, 1, 8};
+	static const uint32_t bytes[FMHA_N_DTYPES] = {4, 2, 2, 1, 1, 4, 1, 8, 1};
 
 	(void)state;
 	for (uint32_t i = 0; i < FMHA_N_DTYPES; i++)

@@ -236,7 +236,7 @@ static uint32_t abi_dtype_of(int data_type)
 	static const uint8_t types[SPEC_N_DTYPES] = {
 		[SPEC_FP32] = ABI_F32,     [SPEC_FP16] = ABI_F16,     [SPEC_BF16] = ABI_BF16,
 		[SPEC_BF8] = ABI_E5M2,     [SPEC_FP8] = ABI_E4M3,     [SPEC_FP8FP16] = ABI_E4M3,
-		[SPEC_FP8BF16] = ABI_E4M3, [SPEC_FP8FP32] = ABI_E4M3,
+		[SPEC_FP8BF16] = ABI_E4M3, [SPEC_FP8FP32] = ABI_E4M3, [SPEC_INT8] = ABI_I8,
 	};
 
 	return types[data_type];

@@ -31,9 +31,9 @@ static const struct golden {
 	uint32_t n;       /* with those that do */
 	uint64_t sum;     /* over all, in any order */
 } goldens[] = {
-	{"sm_90a", 177139, 387674, 0x85445cfdb03fa9f0},
-	{"gfx942", 86151, 191286, 0x39b646188a449da8},
-	{"gfx1100", 99719, 224310, 0xdb81bf1201f3f752},
+	{"sm_90a", 226989, 495416, 0x0ba2d8f1961ff353},
+	{"gfx942", 107833, 238608, 0x585e412a45024a95},
+	{"gfx1100", 126281, 281912, 0x0504125853d74f07},
 };
 
 #define MOST_OBJECTS (1u << 20)
