@@ -508,6 +508,8 @@ static void choose_key_factors(struct verify_case *c)
 	want(c, FMHA_T_K_DESCALE, FMHA_F32);
 	want(c, FMHA_T_V_DESCALE, FMHA_F32);
 	p->descale_per_page = p->page_size > 0 && chance(c, 50);
+	if (p->topk > 0 && p->seqlen_k == 0 && !p->descale_per_page)
+		block = 0; /* slots are of no sequence, whose keys blocks would count */
 	p->descale_block_k = p->descale_per_page && block > p->page_size ? p->page_size : block;
 }
 
