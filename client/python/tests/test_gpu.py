@@ -226,16 +226,17 @@ def test_masks_as_data_of_long_sequences(name, rows, hdim, dtype):
     assert not o[0][hidden].any() and not found[1][0][hidden].any()
 
 
-@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 @pytest.mark.parametrize("rows, keys", [(1, 20011), (4, 9000), (512, 8200)])
-def test_long_caches_of_fp8(kind, rows, keys):
-    """Values of one sign, so that a wrong sum of many cannot hide; pages in any order, NaN in what is not used."""
+def test_long_caches_of_8_bits(kind, rows, keys):
+    """Values of one sign, so that a wrong sum of many cannot hide; pages in any order, NaN, or int8's least, in what is not used."""
     heads, kv_heads, hdim, size, factor = 8, 2, 128, 64, torch.tensor(0.02, device="cuda")
     q = normal(1, rows, heads, hdim, dtype=torch.bfloat16, grad=False)
     blocks = -(-keys // size)
     table = torch.randperm(blocks + 3, generator=torch.Generator().manual_seed(1))[:blocks][None].int().cuda()
-    pages = [torch.full((blocks + 3, size, kv_heads, hdim), float("nan"), device="cuda").to(kind) for _ in range(2)]
-    flat = [(normal(blocks * size, kv_heads, hdim, seed=n, grad=False).abs() / factor).clamp(0.1, 400).to(kind) for n in (3, 4)]
+    pages = [torch.full((blocks + 3, size, kv_heads, hdim), -128 if kind == torch.int8 else float("nan"), device="cuda").to(kind) for _ in range(2)]
+    most = 127 if kind == torch.int8 else 400
+    flat = [(normal(blocks * size, kv_heads, hdim, seed=n, grad=False).abs() / factor).clamp(0.1, most).to(kind) for n in (3, 4)]
     for page, x in zip(pages, flat):
         x.view(torch.uint8)[keys:] = page.view(torch.uint8)[0, 0, 0, 0]
         page.view(torch.uint8)[table[0].long()] = x.view(torch.uint8).view(blocks, size, kv_heads, hdim)

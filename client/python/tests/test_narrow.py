@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Caches of fp8 under queries of 16 bits, and rows that are appended by slots, against float64 of what the cache stands for. On the
+"""Caches of fp8 and int8 under queries of 16 bits, and rows that are appended by slots, against float64 of what the cache stands for. On the
 CPU or, with FMHA_TEST_DEVICE=cuda, on a GPU."""
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ import fmha.flash_attn as fa  # noqa: E402
 from test_flash_attn import close, formula  # noqa: E402
 from test_torch import DEVICE  # noqa: E402
 
-KINDS = [torch.float8_e4m3fn, torch.float8_e5m2]
+KINDS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 WIDE = [torch.float16, torch.bfloat16]
-MOST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+MOST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
 def random(*shape, seed=1, dtype=torch.float32):
@@ -22,15 +22,21 @@ def random(*shape, seed=1, dtype=torch.float32):
 
 def narrowed(x, factor, kind):
     """As an engine does it: divided in float, cut, rounded."""
-    return (x.float() / factor).clamp(-MOST[kind], MOST[kind]).to(kind)
+    x = (x.float() / factor).clamp(-MOST[kind], MOST[kind])
+    return x.round().nan_to_num().to(kind) if kind == torch.int8 else x.to(kind)
+
+
+def unused(shape, like):
+    """What no key is: NaN, or of integers, which have none, the least one."""
+    return torch.full(shape, -128, dtype=torch.int8, device=like.device) if like.dtype == torch.int8 else torch.full(shape, float("nan"), device=like.device).to(like.dtype)
 
 
 def pages_of(x, size, seed=3, spare=2):
-    """[batch, keys, heads, hdim] as shuffled pages, NaN in what is not used, and the block table."""
+    """[batch, keys, heads, hdim] as shuffled pages, with what no key is elsewhere, and the block table."""
     batch, keys, heads, hdim = x.shape
     blocks = -(-keys // size)
     table = torch.randperm(batch * blocks + spare, generator=torch.Generator().manual_seed(seed))[: batch * blocks].view(batch, blocks)
-    pages = torch.full((batch * blocks + spare, size, heads, hdim), float("nan"), device=x.device).to(x.dtype)
+    pages = unused((batch * blocks + spare, size, heads, hdim), x)
     for b in range(batch):
         for j in range(blocks):
             part = x[b, j * size : (j + 1) * size]
@@ -71,6 +77,12 @@ def test_cache(paged, kind, wide, rows, how):
         (kp, table), (vp, _) = pages_of(k, size), pages_of(v, size)
         each = kp.shape[0], heads, size if how == "slot" else 1
         factors = {n: random(*each, seed=7 + len(n)).abs() * 0.02 + 0.01 for n in "kv"}
+        for f in factors.values():  # of pages that nobody has, and of slots behind the last key
+            used = torch.zeros(each[0], size, dtype=torch.bool, device=DEVICE)
+            used[table.flatten().long()] = True
+            if how == "slot":
+                used[table[:, -1].long(), (keys - 1) % size + 1:] = False
+            f[~(used if how == "slot" else used[:, :1])[:, None].expand(f.shape)] = float("nan")
         spread = {n: f.permute(0, 2, 1)[..., None] for n, f in factors.items()}
         kc, vc = narrowed(kp, spread["k"], kind), narrowed(vp, spread["v"], kind)
         means = {}
@@ -99,8 +111,8 @@ def test_cache(paged, kind, wide, rows, how):
 
 
 @pytest.mark.parametrize("wide", WIDE)
-def test_one_sign_over_thousands_of_keys(wide):
-    kind = torch.float8_e4m3fn
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_one_sign_over_thousands_of_keys(kind, wide):
     q, k = random(1, 2, 4, 64, dtype=wide).abs(), random(1, 6000, 1, 64, seed=2).abs()
     v = random(1, 6000, 1, 64, seed=3).abs() + 1
     kc, vc = narrowed(k, 0.017, kind), narrowed(v, 0.013, kind)
@@ -138,9 +150,10 @@ def test_appending_divides_and_turns(kind):
         close(o[b:b + 1], formula(turned(q[b]).to(wide)[None], keys, values, right=0)[0], wide, 2)
 
 
-def test_slots():
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_slots(kind):
     """[tokens] into pages whose rows hold K and V; one row nowhere; factors that are found."""
-    pages, size, heads, hdim, kind = 5, 16, 2, 32, torch.float8_e4m3fn
+    pages, size, heads, hdim = 5, 16, 2, 32
     cache = torch.zeros(pages, size, heads, 2 * hdim, device=DEVICE).to(kind)
     k, v = cache[..., :hdim], cache[..., hdim:]
     new = [random(4, heads, hdim, seed=s, dtype=torch.bfloat16) for s in (1, 2)]
@@ -151,7 +164,7 @@ def test_slots():
     for i, slot in enumerate(slots.tolist()):
         for part, (x, f) in enumerate(zip(new, found)):
             if slot >= 0:
-                factor = x[i].float().abs().amax(-1) / 448
+                factor = x[i].float().abs().amax(-1) / MOST[kind]
                 torch.testing.assert_close(f[slot // size, :, slot % size], factor, atol=0, rtol=1e-6)
                 want[slot, :, part * hdim:(part + 1) * hdim] = narrowed(x[i], f[slot // size, :, slot % size, None], kind)
     assert torch.equal(cache.view(-1, heads, 2 * hdim).view(torch.uint8), want.view(torch.uint8))
@@ -172,7 +185,11 @@ def test_what_cannot_be_is_refused_and_nothing_written():
     with pytest.raises(fmha.InvalidError, match="slot_mapping says where rows go"):
         fmha.append_kv(*cache, *new, slot_mapping=np.array([3, 4, 5]), seqlens_k=np.zeros(1, np.int32))
     assert all((c == 7).all() for c in cache)
-    kind = torch.float8_e4m3fn
+    for kind in (torch.float8_e4m3fn, torch.int8):
+        check_refusals_of_rows(kind)
+
+
+def check_refusals_of_rows(kind):
     narrow = [torch.ones(4, 16, 2, 32).to(kind) for _ in range(2)]
     rows = [torch.ones(3, 2, 32, dtype=torch.bfloat16)] * 2
     for bad in (0.0, -1.0, float("nan"), float("inf")):
@@ -184,8 +201,32 @@ def test_what_cannot_be_is_refused_and_nothing_written():
     with pytest.raises(fmha.InvalidError, match="k_new"):
         fmha.append_kv(*narrow, *(r.float() for r in rows), slot_mapping=torch.tensor([3, 4, 5]))
     q = torch.ones(1, 1, 2, 32, dtype=torch.bfloat16)
-    with pytest.raises(fmha.InvalidError, match="k_cache holds torch.float8_e4m3fn and v_cache torch.float8_e5m2: one type"):
+    with pytest.raises(fmha.InvalidError, match=f"k_cache holds {kind} and v_cache torch.float8_e5m2: one type"):
         fa.flash_attn_with_kvcache(q, narrow[0].view(1, 64, 2, 32), narrow[1].view(1, 64, 2, 32).to(torch.float8_e5m2))
     # The service is as it was.
     fmha.append_kv(*narrow, *rows, slot_mapping=torch.tensor([3, -1, 5]), k_descale=torch.tensor(0.5), v_descale=torch.tensor(0.5))
     assert narrow[0].view(64, 2, 32)[3].float().eq(2).all() and narrow[1].view(64, 2, 32)[4].float().eq(1).all()
+
+
+@pytest.mark.parametrize("wide", WIDE)
+def test_integers(wide):
+    """The ends of int8, what becomes them, and whose rows they are not."""
+    codes = torch.tensor([-128, -127, -1, 0, 1, 127] * 4 + [5, -7], dtype=torch.int8, device=DEVICE)
+    kc, vc = codes.repeat(3, 1)[None, :, None], codes.roll(1).repeat(3, 1)[None, :, None]
+    q = random(1, 1, 1, 26, dtype=wide)
+    o = fa.flash_attn_with_kvcache(q, kc, vc)
+    close(o, vc[:, :1].double(), wide)  # three values alike
+    new = torch.tensor([[float("inf"), -float("inf"), float("nan"), 126.5, 127.5, -127.5, 0.5, 1.5, -2.5, 1e4]], dtype=wide, device=DEVICE)
+    cache = [torch.full((1, 16, 1, 10), 9, dtype=torch.int8, device=DEVICE) for _ in range(2)]
+    fmha.append_kv(*cache, new[None], new[None], slot_mapping=torch.tensor([3], device=DEVICE))
+    for c in cache:
+        want = (new.float().nan_to_num(nan=0.0, posinf=127.0, neginf=-127.0)).clamp(-127, 127).round()
+        assert torch.equal(c[0, 3].float(), want) and (c[0, :3] == 9).all() and (c[0, 4:] == 9).all()
+    found = [torch.zeros(1, 1, 16, device=DEVICE) for _ in range(2)]
+    fmha.append_kv(*cache, new[None], new[None], slot_mapping=torch.tensor([3], device=DEVICE), k_descale=found[0], v_descale=found[1], find_descales=True)
+    assert found[0][0, 0, 3] == 1, "a row that is not finite is taken as it is"
+    for bad in (q.float(), codes.view(1, 1, 1, 26)):
+        with pytest.raises(fmha.FmhaError, match="q"):
+            fmha.attention(bad, kc, vc)
+    with pytest.raises(fmha.InvalidError, match="only inputs of 8 bits have scale factors"):
+        fmha.attention(q, kc, vc, q_descale=torch.ones(1, device=DEVICE))

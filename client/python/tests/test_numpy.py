@@ -102,6 +102,62 @@ def test_float16_needs_numpy_alone():
     np.testing.assert_allclose(fmha.attention(q, k, v).astype(np.float64), expect(q, k, v)[0], atol=2e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("hdim", [64, 59])
+def test_a_cache_of_int8(rows, hdim):
+    """Every number of it, in pages of any order, beside pages that nobody has; a factor of each key, NaN where there is none."""
+    rng, keys, size = np.random.default_rng(rows), 100, 16
+    q = normal(2, rows, 4, hdim, dtype=np.float16)
+    table = rng.permutation(2 * 7 + 2)[:14].reshape(2, 7).astype(np.int32)
+    cache = {n: np.full((16, size, 2, hdim), -128, np.int8) for n in "kv"}
+    factors = {n: np.full((16, 2, size), np.nan, np.float32) for n in "kv"}
+    means = {n: np.empty((2, keys, 2, hdim)) for n in "kv"}
+    for n, b, j in itertools.product("kv", range(2), range(keys)):
+        place = table[b, j // size], j % size
+        cache[n][place] = rng.integers(-128, 128, (2, hdim))
+        factors[n][place[0], :, place[1]] = rng.uniform(0.01, 0.02, 2)
+        means[n][b, j] = cache[n][place] * factors[n][place[0], :, place[1], None].astype(float)
+    o, lse = fmha.attention(q, cache["k"], cache["v"], k_descale=factors["k"], v_descale=factors["v"], descale_per_page=True,
+                            descale_block_k=1, block_table=table, seqlens_k=np.full(2, keys, np.int32), return_lse=True, causal=True)
+    want_o, want_lse = expect(q.astype(float), means["k"], means["v"], seen=formula.visible(rows, keys, right=0))
+    np.testing.assert_allclose(o, want_o, atol=4e-3)
+    np.testing.assert_allclose(lse, want_lse, atol=2e-5)
+    for bad in (16, -1, 2**31 - 1):
+        wild = table.copy()
+        wild[1, 2] = bad
+        with pytest.raises(fmha.InvalidError, match="block_table"):
+            fmha.attention(q, cache["k"], cache["v"], block_table=wild, seqlens_k=np.full(2, keys, np.int32))
+    with pytest.raises(fmha.InvalidError, match="tensor.q.dtype: i8, must be f16 or bf16"):
+        fmha.attention(cache["k"][:2], cache["k"][:2], cache["v"][:2])
+
+
+def test_appending_to_a_cache_of_int8():
+    """To nearest even, as much of either sign, by the row's own factor: its largest over 127. A NaN is 0."""
+    cache = [np.full((3, 16, 2, 32), 77, np.int8) for _ in range(2)]
+    new = [normal(4, 2, 32, dtype=np.float16, seed=s) for s in (1, 2)]
+    new[1][0, 0, 5] = np.nan
+    slots, found = np.array([20, -1, 3, 47]), [np.zeros((3, 2, 16), np.float32) for _ in range(2)]
+    fmha.append_kv(*cache, *new, slot_mapping=slots, k_descale=found[0], v_descale=found[1], find_descales=True)
+    for kept, rows, factors in zip(cache, new, found):
+        want, want_factors = np.full((48, 2, 32), 77, np.int8), np.zeros((48, 2), np.float32)
+        for slot, row in zip(slots, rows.astype(np.float32)):
+            if slot >= 0:
+                want_factors[slot] = np.nanmax(np.abs(row), -1) / np.float32(127)
+                want[slot] = np.rint(np.nan_to_num(row / want_factors[slot][:, None])).clip(-127, 127)
+        assert (kept.reshape(48, 2, 32) == want).all() and (factors.transpose(0, 2, 1).reshape(48, 2) == want_factors).all()
+    given = np.array([0.01, 0.02], np.float32)[None]
+    fmha.append_kv(*cache, *new, slot_mapping=np.array([40, 41, 42, -1]), k_descale=given, v_descale=given)
+    want = np.rint((new[0].astype(np.float32)[:3] / given[0][:, None]).clip(-127, 127))
+    assert (cache[0][2, 8:11] == want).all()
+    before = [c.copy() for c in cache]
+    for bad in ([1, 2, 48, -1], [-2, 1, 2, 3], [2**62, 1, 2, 3]):
+        with pytest.raises(fmha.InvalidError, match="slot_mapping"):
+            fmha.append_kv(*cache, *new, slot_mapping=np.array(bad), k_descale=given, v_descale=given)
+    with pytest.raises(fmha.InvalidError, match="no positive number"):
+        fmha.append_kv(*cache, *new, slot_mapping=np.array([1, 2, 3, 4]), k_descale=given, v_descale=given * np.float32(np.nan))
+    assert all((c == b).all() for c, b in zip(cache, before))
+
+
 def test_packed_sequences():
     lengths_q, lengths_k = [5, 0, 33], [30, 8, 90]
     cu_q, cu_k = np.cumsum([0, *lengths_q]), np.cumsum([0, *lengths_k]).tolist()
