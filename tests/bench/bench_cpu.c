@@ -3,6 +3,7 @@
  * bench_cpu.c: the CPU kernels against what the same cores can do, in the same run.
  *
  *   bench_cpu [--threads N] [--level NAME] [--reps N] [--only TEXT] [--quick]
+ *   bench_cpu --threads 16 --only caches     # caches of 8 bits and long heads, at each level
  *
  * Compute-bound kernels are compared with the multiply-add rate of a loop without memory, decode
  * with a copy between arrays far larger than the caches. Other programs on the machine disturb
@@ -200,6 +201,7 @@ struct problem {
 	int mask, window_left;
 	int bias, alibi, sink, page;
 	int latent; /* 1: values are the first 512 of 576 elements; 2: of fp8 under bf16 */
+	int kv;     /* of 8 bits under bf16, with a factor each; 0: K and V are as Q */
 	float cap, drop;
 };
 
@@ -264,18 +266,23 @@ void tensor(struct memory *m, struct abi_tensor *t, int dtype, int batch, int se
 	fill(t->data, dtype, n);
 }
 
+static int cache_type(const struct problem *p)
+{
+	return p->latent == 2 ? ABI_E4M3 : p->kv ? p->kv : p->dtype;
+}
+
 static void paged(struct memory *m, struct abi_fwd_args *a, const struct problem *p)
 {
 	int per = (p->sk + p->page - 1) / p->page;
 	int32_t *table = keep(m, (size_t)p->batch * (size_t)per * sizeof(*table));
 	int32_t n = p->batch * per;
 
-	tensor(m, &a->k, p->latent == 2 ? ABI_E4M3 : p->dtype, n, p->page, p->hk,
+	tensor(m, &a->k, cache_type(p), n, p->page, p->hk,
 	       p->latent == 2 ? ABI_LATENT_BYTES : p->d);
 	if (p->latent)
 		a->v = a->k;
 	else
-		tensor(m, &a->v, p->dtype, n, p->page, p->hk, p->d);
+		tensor(m, &a->v, cache_type(p), n, p->page, p->hk, p->d);
 	/* Pages far from each other: multiplication by an odd number permutes a power of two. */
 	for (int32_t i = 0; i < n; i++)
 		table[i] = (n & (n - 1)) == 0 ? (int32_t)((uint32_t)i * 2654435761u % (uint32_t)n)
@@ -311,8 +318,14 @@ static void problem_init(struct abi_fwd_args *a, struct memory *m, const struct 
 	if (p->page) {
 		paged(m, a, p);
 	} else {
-		tensor(m, &a->k, p->dtype, p->batch, p->sk, p->hk, p->d);
-		tensor(m, &a->v, p->dtype, p->batch, p->sk, p->hk, p->d);
+		tensor(m, &a->k, cache_type(p), p->batch, p->sk, p->hk, p->d);
+		tensor(m, &a->v, cache_type(p), p->batch, p->sk, p->hk, p->d);
+	}
+	if (p->kv) {
+		f = keep(m, sizeof(*f));
+		*f = 0.02f;
+		a->kv_dtype = p->kv;
+		a->k_descale.data = a->v_descale.data = f;
 	}
 	if (p->latent) {
 		a->v_in_k = 1;
@@ -363,7 +376,7 @@ static double problem_bytes(const struct problem *p)
 	return 2.0 * keys * p->d * bytes_of(p->dtype);
 }
 
-const char *const dtype_names[] = {"f32", "f16", "bf16", "e4m3", "e5m2"};
+const char *const dtype_names[] = {ABI_DTYPES(ABI_WORD)};
 
 /* Best seconds of the kernel and best of @yardstick, taken in turn. */
 static double best_seconds(const struct problem *p, const char **ret_kernel,
@@ -545,6 +558,99 @@ static void table_latent(void)
 		}
 }
 
+/* One problem over a cache of each type, taken in turn: how fast beside that of 16 bits. */
+struct cache_run {
+	struct problem problem;
+	struct abi_fwd_args args;
+	struct memory memory;
+	struct launch launch;
+	double best;
+};
+
+static void cache_run_init(struct cache_run *run, const struct problem *p, int kv)
+{
+	const struct cpu_kernel *kernel;
+
+	*run = (struct cache_run){.problem = *p, .best = INFINITY};
+	run->problem.kv = kv;
+	problem_init(&run->args, &run->memory, &run->problem);
+	kernel = cpu_kernel_find(level, p->family, (uint32_t)p->dtype, &run->args);
+	if (!kernel) {
+		fprintf(stderr, "bench_cpu: no kernel\n");
+		exit(1);
+	}
+	launch_init(&run->launch, kernel, &run->args);
+}
+
+static void cache_run_deinit(struct cache_run *run)
+{
+	launch_deinit(&run->launch);
+	for (int i = 0; i < run->memory.n; i++)
+		free(run->memory.at[i]);
+}
+
+/* Return: FLOP/s over the cache of bf16. */
+static double rows_caches(const char *name, const struct problem *p, double reference)
+{
+	static const int kinds[] = {0, ABI_E4M3, ABI_E5M2, ABI_I8};
+	enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+	static struct cache_run runs[N_KINDS];
+	double rate;
+	char shape[64];
+
+	for (int k = 0; k < N_KINDS; k++)
+		cache_run_init(&runs[k], p, kinds[k]);
+	for (int i = 0; i < n_reps; i++)
+		for (int k = 0; k < N_KINDS; k++)
+			runs[k].best = fmin(runs[k].best, launch_seconds(&runs[k].launch));
+	rate = problem_flops(p) / runs[0].best;
+	snprintf(shape, sizeof(shape), "%d/%d x %d/%d x %d", p->hq, p->hk, p->sq, p->sk, p->d);
+	for (int k = 0; k < N_KINDS; k++) {
+		printf("%-14s %-18s %-5s %-22s %-11s %8.2f %6.2f of bf16", cpu_level_name(level),
+		       name, dtype_names[kinds[k] ? kinds[k] : p->dtype], shape,
+		       runs[k].launch.kernel->pipeline, runs[k].best * 1e3,
+		       runs[0].best / runs[k].best);
+		if (k == 0 && reference > 0)
+			printf(", %.2f of head dim 128", rate / reference);
+		printf("\n");
+		fflush(stdout);
+		cache_run_deinit(&runs[k]);
+	}
+	return rate;
+}
+
+/* Prefill, a chunk of a prompt in pages, decode; with head dims of 128 and, of as many elements, 512. */
+static void table_caches(void)
+{
+	static const struct {
+		const char *name;
+		int sq, sk, page;
+	} kinds[] = {{"caches, prefill", 1024, 1024, 0},
+		     {"caches, chunk", 256, 8192, 16},
+		     {"caches, decode", 1, 16384, 16}};
+	enum cpu_level best = level;
+
+	for (int l = CPU_X86_64_V3; l <= (int)best; l++)
+		for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+			struct problem p = problem_of(ABI_BF16, 1, kinds[k].sq, kinds[k].sk, 32, 8,
+						      128);
+			double rate;
+
+			level = (enum cpu_level)l;
+			if (!wanted(kinds[k].name))
+				continue;
+			if (quick)
+				p.sk = p.sk > 1024 ? p.sk / 8 : p.sk;
+			p.mask = ABI_MASK_BOTTOM_RIGHT;
+			p.page = kinds[k].page;
+			p.family = p.page ? ABI_FWD_PAGEDKV : ABI_FWD;
+			rate = rows_caches(kinds[k].name, &p, 0);
+			p.hq = 8, p.hk = 2, p.d = 512;
+			(void)rows_caches(kinds[k].name, &p, rate);
+		}
+	level = best;
+}
+
 /*
  * The same work on more and more threads. Whole runs only: what a thread waits for the others at
  * the end of a phase is part of the answer. Each number of threads has its own peak, since a
@@ -637,6 +743,7 @@ int main(int argc, char **argv)
 	       "kernel", "ms", "GB/s", "of copy");
 	table_decode();
 	table_latent();
+	table_caches();
 	bench_backward();
 	if (wanted("scaling")) {
 		printf("%-22s %-5s %-20s %-11s %8s %8s %8s\n", "scaling", "type",
