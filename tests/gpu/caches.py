@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""16-bit queries over fp8 caches, and few rows over long ones, as a caller has them, beside the same over a cache of 16 bits, and
-FlashAttention-3 over that, on one card and in one process.
+"""16-bit queries over caches of fp8 and int8, and few rows over long ones, as a caller has them, beside the same over a cache of 16 bits,
+and FlashAttention-3 over that, on one card and in one process; and new rows on their way into such caches, beside a plain copy.
 
     FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT]
 
 FlashAttention-3 is that of libraries.py. Of each result some rows are compared with float64 of the values that the cache stands for. Scales are powers of two;
 where a problem's kernel has the tile that the one of 16 bits has, results are bit for bit those over the widened cache, and it is said.
-Times are of CUDA graphs, taken in turns, us. Decode's time per key is the slope between 16,384 and 65,536 keys.
+Times are of CUDA graphs, taken in turns, us. Decode's time per key is the slope between 16,384 and 65,536 keys. append: what moves (new rows, codes, slots,
+positions and the tables' rows) by time, as a share of what a copy of as many bytes as the new rows have moves; and one token of each of 128
+sequences, less a kernel that does nothing.
 """
 import argparse
 import dataclasses
@@ -21,8 +23,8 @@ import fmha.torch  # noqa: F401: tensors on a GPU
 import libraries
 from gpu_timer import compare_graphs
 
-FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-K_SCALE, V_SCALE = 0.5, 2.0
+NARROW = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+SCALES = {"e4m3": (0.5, 2.0), "e5m2": (0.5, 2.0), "int8": (2.0 ** -5, 2.0 ** -5)}  # of K and V: normal numbers take most of the range
 
 
 @dataclasses.dataclass
@@ -41,7 +43,7 @@ class Shape:
     softcap: float = 0.0
     ones: int = 0
     dtype: torch.dtype = torch.bfloat16
-    kinds: tuple = ("e4m3",)
+    kinds: tuple = ("e4m3", "int8")
 
     def __str__(self):
         dim = f"{self.hdim}/{self.hdim_v}" if self.hdim_v else str(self.hdim)
@@ -50,13 +52,13 @@ class Shape:
                 + (" soft cap" if self.softcap else "") + (" f16" if self.dtype == torch.float16 else ""))
 
 
-BOTH = ("e4m3", "e5m2")
+ALL = ("e4m3", "e5m2", "int8")
 SHAPES = {
-    "prefill": [Shape(1, 32, 8, 8192, 8192, kinds=BOTH), Shape(1, 32, 8, 8192, 8192, causal=False, kinds=BOTH),
+    "prefill": [Shape(1, 32, 8, 8192, 8192, kinds=ALL), Shape(1, 32, 8, 8192, 8192, causal=False, kinds=ALL),
                 Shape(1, 32, 8, 8192, 8192, dtype=torch.float16), Shape(2, 32, 8, 4096, 4096, 64), Shape(1, 16, 8, 8192, 8192, 256),
                 Shape(1, 16, 16, 8192, 8192, 192, 128), Shape(8, 32, 8, 1024, 1024),
                 Shape(1, 16, 8, 8192, 8192, softcap=2.0)],
-    "chunk": [Shape(4, 32, 8, 512, 16384, page=16, kinds=BOTH), Shape(4, 32, 8, 512, 16384, page=64), Shape(1, 64, 8, 2048, 16384, page=16),
+    "chunk": [Shape(4, 32, 8, 512, 16384, page=16, kinds=ALL), Shape(4, 32, 8, 512, 16384, page=64), Shape(1, 64, 8, 2048, 16384, page=16),
               Shape(2, 16, 8, 1024, 8192, 256, page=64)],
     "few": [Shape(1, 32, 8, rows, 16384, page=16) for rows in (65, 128, 192, 256)] +
            [Shape(1, 8, 8, 640, 8192), Shape(1, 8, 8, 1024, 8192), Shape(2, 16, 4, 300, 6000, 64, page=64),
@@ -65,11 +67,15 @@ SHAPES = {
     "mixed": [Shape(1, 32, 8, 512, 8192, page=16, ones=32), Shape(1, 32, 8, 2048, 8192, page=16, ones=64),
               Shape(2, 64, 8, 256, 4096, page=64, ones=128), Shape(4, 32, 8, 512, 4096, page=16, ones=4), Shape(1, 28, 4, 1000, 6000, page=16, ones=16)],
     "decode": [Shape(batch, heads, 8, 1, keys, hdim, page=page, kinds=kinds)
-               for batch, heads, hdim, page, kinds in ((16, 32, 128, 64, BOTH), (16, 64, 128, 16, ("e4m3",)), (8, 16, 256, 64, ("e4m3",)),
-                                                       (16, 64, 64, 64, ("e4m3",)))
+               for batch, heads, hdim, page, kinds in ((16, 32, 128, 64, ALL), (16, 64, 128, 16, ("e4m3", "int8")), (8, 16, 256, 64, ("e4m3", "int8")),
+                                                       (16, 64, 64, 64, ("e4m3", "int8")))
                for keys in (16384, 65536)] + [Shape(1, 32, 8, 1, 4096, page=64), Shape(128, 32, 8, 1, 1500, page=64),
                                               Shape(16, 32, 8, 4, 8192, page=64)],
 }
+
+
+def coded(x, kind):
+    return x.round().clamp(-127, 127).to(torch.int8) if kind == "int8" else x.to(NARROW[kind])
 
 
 class Problem:
@@ -97,9 +103,9 @@ class Problem:
             self.options.update(cu_seqlens_q=self.starts, max_seqlen_q=s.rows)
 
     def narrow(self, kind):
-        """A cache of fp8, and what it stands for."""
-        k, v = ((x / scale).to(FP8[kind]) for x, scale in ((self.k, K_SCALE), (self.v, V_SCALE)))
-        return k, v, k.to(self.s.dtype) * K_SCALE, v.to(self.s.dtype) * V_SCALE
+        """A cache of 8 bits, and what it stands for."""
+        k, v = (coded(x / scale, kind) for x, scale in zip((self.k, self.v), SCALES[kind]))
+        return k, v, *(x.to(self.s.dtype) * scale for x, scale in zip((k, v), SCALES[kind]))
 
     def worst(self, o, k, v):
         """Of the last rows of the first and last head of the last sequence, and of the first, the largest distance from float64."""
@@ -144,10 +150,10 @@ def flash_attention_3(p):
 def measure(p):
     """{way: us}, and how many were wrong."""
     functions, notes, failed = {"16 bits": lambda i: fmha.attention(p.q, p.k, p.v, **p.options)}, [], 0
-    factors = {"k_descale": torch.tensor([K_SCALE], device="cuda"), "v_descale": torch.tensor([V_SCALE], device="cuda")}
     for kind in p.s.kinds:
+        factors = {f"{n}_descale": torch.tensor([scale], device="cuda") for n, scale in zip("kv", SCALES[kind])}
         k, v, wide_k, wide_v = p.narrow(kind)
-        attend = lambda i, k=k, v=v: fmha.attention(p.q, k, v, **factors, **p.options)  # noqa: E731
+        attend = lambda i, k=k, v=v, factors=factors: fmha.attention(p.q, k, v, **factors, **p.options)  # noqa: E731
         o = attend(0)
         worst, same = p.worst(o, wide_k, wide_v), torch.equal(o, fmha.attention(p.q, wide_k, wide_v, **p.options))
         notes.append(f"{kind} off by {worst:.1e}{', bit for bit' if same else ''}")
@@ -163,9 +169,86 @@ def measure(p):
     return times, failed
 
 
+# ---- new rows ----
+
+HEADS_K, HDIM, PAGE = 8, 128, 16
+SHARE_BAR, TOKEN_BAR = 0.95, 3.0  # of a copy's rate; us
+
+
+class Append:
+    """Rows of bf16 by slots into pages of K and V apart, or of both side by side in one row; kind None: of a cache of bf16."""
+
+    def __init__(self, tokens, kind, shared, rope, apart=False):
+        generator = torch.Generator("cuda").manual_seed(tokens)
+        pages = tokens if apart else -(-tokens // PAGE)
+        self.kind, self.new = kind, [torch.randn(tokens, HEADS_K, HDIM, device="cuda", generator=generator).bfloat16() for _ in range(2)]
+        store = torch.zeros(pages, PAGE, HEADS_K, 2 * HDIM, device="cuda", dtype=NARROW[kind] if kind else torch.bfloat16)
+        self.cache = store.split(HDIM, -1) if shared else [x.contiguous() for x in store.split(HDIM, -1)]
+        order = torch.randperm(pages, device="cuda", generator=generator)
+        at = torch.arange(tokens, device="cuda")
+        self.slots = order * PAGE + order % PAGE if apart else order[at // PAGE] * PAGE + at % PAGE
+        self.options = {}
+        if kind:
+            self.options.update({f"{n}_descale": torch.tensor([scale], device="cuda") for n, scale in zip("kv", SCALES[kind])})
+        if rope:
+            angles = at[:, None] / 10000 ** (torch.arange(HDIM // 2, device="cuda")[None] / (HDIM // 2))
+            self.options.update(positions=at, rotary_cos=angles.cos(), rotary_sin=angles.sin())
+        self.moved = tokens * (2 * HEADS_K * HDIM * (2 + store.element_size()) + 8 + (8 + 2 * HDIM // 2 * 4 if rope else 0))
+
+    def __call__(self, i=0):
+        fmha.append_kv(*self.cache, *self.new, slot_mapping=self.slots, **self.options)
+
+    def is_wrong(self):
+        """V, and K where it does not turn, are these codes; turned, K's squares add up to what they did."""
+        self()
+        wrong = False
+        for n, x, c in zip("kv", self.new, self.cache):
+            got, scale = c.flatten(0, 1)[self.slots], SCALES[self.kind]["kv".index(n)] if self.kind else 1
+            if n == "k" and "positions" in self.options:
+                norms = [(y.float() ** 2).sum(-1) for y in (got.float() * scale, x)]
+                wrong |= not torch.allclose(*norms, rtol=0.1)
+            else:
+                want = coded(x.float() / scale, self.kind) if self.kind else x
+                wrong |= not torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+        return wrong
+
+
+def kinds_of_append(*words):
+    return {kind or "16 bits": Append(words[0], kind, *words[1:]) for kind in (None, "e4m3", "int8")}
+
+
+def measure_append():
+    """How many were wrong; those below their bars are said."""
+    failed = 0
+    for mib in (64, 256):
+        tokens = (mib << 20) // (2 * HEADS_K * HDIM * 2)
+        source = torch.empty(mib << 20, device="cuda", dtype=torch.uint8)
+        target = torch.empty_like(source)
+        for shared in (False, True):
+            for rope in (False, True):
+                sides = kinds_of_append(tokens, shared, rope)
+                failed += sum(side.is_wrong() for side in sides.values())
+                times = compare_graphs(torch, {"copy": lambda i: target.copy_(source), **sides}, 5)
+                rate = 2 * source.numel() / times["copy"]
+                shares = {name: side.moved / times[name] / rate for name, side in sides.items()}
+                print(f"append {mib} MiB of rows, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}: copy "
+                      f"{times['copy']:.1f} us ({rate / 1e3:.0f} GB/s), " + ", ".join(
+                          f"{name} {times[name]:.1f} us ({share:.2f}{'' if share >= SHARE_BAR else ', below'})" for name, share in shares.items()),
+                      flush=True)
+    for shared in (False, True):
+        for rope in (False, True):
+            sides = kinds_of_append(128, shared, rope, True)
+            failed += sum(side.is_wrong() for side in sides.values())
+            times = compare_graphs(torch, {"nothing": lambda i: torch.cuda._sleep(0), **sides}, 100)
+            print(f"append 128 tokens, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}: nothing {times['nothing']:.2f} us, "
+                  + ", ".join(f"{name} {t - times['nothing']:.2f} us more{'' if t - times['nothing'] <= TOKEN_BAR else ' (above 3)'}"
+                              for name, t in times.items() if name != "nothing"), flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--match", default="", help="prefill, chunk, few, mixed or decode alone")
+    parser.add_argument("--match", default="", help="prefill, chunk, few, mixed, decode or append alone")
     args = parser.parse_args()
     failed = 0
     for kind, shapes in SHAPES.items():
@@ -185,6 +268,8 @@ def main():
                 print("    a key's time, of 16 bits: " + ", ".join(f"{n} {x / slopes['16 bits']:.2f}" for n, x in slopes.items()), flush=True)
             before = times if s.keys == 16384 else None
             torch.cuda.empty_cache()
+    if args.match in "append":
+        failed += measure_append()
     print(f"{failed} failed")
     return failed > 0
 
