@@ -88,7 +88,7 @@ def attention(
             heads, hdim] ("sbhd"); with cu_seqlens_q packed, [total rows, heads, hdim]; with block_table or kv_indptr k and
             v are pages, [pages, page size, heads, hdim]. k and v may have fewer heads than q (GQA). Any strides. float32,
             float16, bfloat16, float8_e4m3fn, float8_e5m2; all of one type, but that k and v of fp8 take a q of float16 or
-            bfloat16, too.
+            bfloat16, too, and those of int8 no other.
         causal: row i sees no column right of its own. window: (left, right) columns that stay visible, -1: all.
         align: the corner that the band is tied to when lengths differ: "bottom_right" (flash-attn) or "top_left" (torch).
         sink_tokens: leading keys visible left of any window.
@@ -104,7 +104,7 @@ def attention(
         seqlens_q, seqlens_k: int32 [batch], how much of each sequence's storage is in use.
         block_table: int32 [batch, columns] (vLLM), or kv_indptr, kv_page_indices, kv_last_page_len (SGLang); max_seqlen_k: the
             longest cache, default: what the table can hold.
-        q_descale, k_descale, v_descale: float32, fp8's scales: one number, [batch, heads] or [batch, heads, blocks] of descale_block_q
+        q_descale, k_descale, v_descale: float32, the scales of fp8 and int8: one number, [batch, heads] or [batch, heads, blocks] of descale_block_q
             rows and descale_block_k keys (0: of one each, where there are as many). descale_per_page: k_descale and v_descale are
             [pages, heads] or [pages, heads, blocks of a page].
         n_splits, split_size: of the keys, 0: the planner's choice.
@@ -244,7 +244,7 @@ def append_kv(
         q: rotated too, into a new array, which is returned.
         slot_mapping: int64 [batch, new rows], or [tokens] with k_new, v_new and q as [tokens, heads, hdim]: page * page size + slot of
             each row, -1: nowhere. No lengths, no table; positions, int64 of the same shape, say by what rows turn.
-        k_descale, v_descale: of a cache of fp8 whose new rows are float16 or bfloat16: what these are divided by, as attention()
+        k_descale, v_descale: of a cache of fp8 or int8 whose new rows are float16 or bfloat16: what these are divided by, as attention()
             reads them. find_descales: they are [pages, heads, page size], and the operation finds and writes those of its slots.
     """
     if not isinstance(rotary, str) or rotary not in _ROPE:

@@ -200,7 +200,7 @@ def _descales(q, k, q_descale, k_descale, v_descale):
 
 
 def _is_plain(q, k, out, descales) -> bool:
-    return out is not None or getattr(q, "dtype", None) in _OUTPUTS or getattr(k, "dtype", None) in _OUTPUTS or any(d is not None for d in descales)
+    return out is not None or getattr(q, "dtype", None) in _OUTPUTS or getattr(k, "dtype", None) in _tensors.NARROW or any(d is not None for d in descales)
 
 
 def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_table=None, mask=None, **more):
@@ -209,7 +209,7 @@ def _plain(q, k, v, slopes, cu, call, return_attn_probs, out, descales, block_ta
     if call.dropout_p > 0 and (block_table is not None or return_attn_probs):
         what = "dropout on a paged cache" if block_table is not None else "return_attn_probs with dropout and out= or fp8"
         raise not_supported(what)
-    what = "a paged cache" if block_table is not None else "attention in fp8"
+    what = "a paged cache" if block_table is not None else "attention over int8" if k is not None and k.dtype == torch.int8 else "attention in fp8"
     tensors = _inputs(_SEQUENCES, q=q, k=k, v=v, alibi_slopes=slopes, seqstart_q=cu[0], seqstart_k=cu[1], block_table=block_table,
                       **more, **_descales(q, k, *descales))
     masked = zip(("mask_intervals", "mask_bits"), ft._masked(mask, q, call.layout, cu[0] is not None))
@@ -233,7 +233,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     [batch, heads]. S_dmask: None without dropout, else softmax(S) of [batch, heads, rows, keys] in q's type, negative where
     dropped. out: where O goes, without gradients. mask: one of fmha.masks, or its data, under causal and window_size. fp8 takes
     q_descale, k_descale, v_descale, float32, one number or [batch, kv heads] (q's also [batch, heads]), and gives bfloat16, without
-    gradients; k and v of fp8 take a q of float16 or bfloat16, too, and O is as q then.
+    gradients; k and v of fp8 and int8 take a q of float16 or bfloat16, too, and O is as q then.
     """
     call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic)
     descales = q_descale, k_descale, v_descale
@@ -337,7 +337,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     k_cache, v_cache: [batch, capacity, kv heads, hdim], rows of it chosen by cache_batch_idx; or with block_table pages, [pages, page
     size, kv heads, hdim]. cache_seqlens: how much is in use before the call. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     of q's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
-    out and fp8 as in flash_attn_func(). A cache of fp8 also takes q, k and v of float16 or bfloat16, and gives that: k_descale and
+    out and fp8 as in flash_attn_func(). A cache of fp8 or int8 also takes q, k and v of float16 or bfloat16, and gives that: k_descale and
     v_descale, one number, [batch, kv heads], [batch, kv heads, blocks of descale_block_k keys] (0: a key each) or, descale_per_page,
     [pages, kv heads] or [pages, kv heads, blocks of a page], are what it is read with, and what k and v are divided by.
     qv [batch, rows, heads, hdim of v] is multiplied with v_cache, as flash-attn 3 has it: S = q K^T + qv V^T, by default times

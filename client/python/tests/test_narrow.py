@@ -225,6 +225,14 @@ def test_integers(wide):
     found = [torch.zeros(1, 1, 16, device=DEVICE) for _ in range(2)]
     fmha.append_kv(*cache, new[None], new[None], slot_mapping=torch.tensor([3], device=DEVICE), k_descale=found[0], v_descale=found[1], find_descales=True)
     assert found[0][0, 0, 3] == 1, "a row that is not finite is taken as it is"
+    factor = torch.tensor(0.5, device=DEVICE)
+    rows = random(1, 3, 1, 26, dtype=wide).requires_grad_()
+    packed = torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
+    whole = fa.flash_attn_func(rows, kc, vc, k_descale=factor, v_descale=factor)
+    close(whole.detach(), formula(rows.detach(), kc.double() / 2, vc.double() / 2)[0], wide)
+    close(fa.flash_attn_varlen_func(rows.detach()[0], kc[0], vc[0], packed, packed, 3, 3), formula(rows.detach(), kc.double(), vc.double())[0][0], wide)
+    with pytest.raises(fmha.NotSupportedError, match="attention over int8 has no gradient"):
+        whole.sum().backward()
     for bad in (q.float(), codes.view(1, 1, 1, 26)):
         with pytest.raises(fmha.FmhaError, match="q"):
             fmha.attention(bad, kc, vc)
