@@ -19,7 +19,7 @@ LAYOUTS = ["linear", "vectorized"]
 
 
 NUMPY = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8, "e4m3": np.uint8,
-         "e5m2": np.uint8}
+         "e5m2": np.uint8, "i8": np.int8}
 
 
 class Problem:
@@ -52,6 +52,8 @@ class Problem:
                 x = (x.view(np.uint32) >> 16).astype(np.uint16)
             elif x.dtype == np.float32 and NUMPY[dtype] == np.uint8:
                 x = rng.integers(0, 0x60, shape).astype(np.uint8)
+            elif x.dtype == np.float32 and dtype == "i8":
+                x = rng.integers(-128, 128, shape).astype(np.int8)
             found[role] = np.ascontiguousarray(x)
         return found
 
