@@ -42,27 +42,7 @@ template <class To, class From> struct Widening {
 		*high = widen_pair<To, From>(word, 2);
 	}
 };
-#if FMHA_NVIDIA && __CUDA_ARCH__ >= 890
-template <> struct Widening<F16, E4M3> {
-	METHOD static void widen(u32 word, u32 *low, u32 *high)
-	{
-		asm("{\n\t"
-		    ".reg .b16 a, b;\n\t"
-		    "mov.b32 {a, b}, %2;\n\t"
-		    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
-		    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
-		    "}"
-		    : "=r"(*low), "=r"(*high)
-		    : "r"(word));
-	}
-};
-template <> struct Widening<F16, E5M2> {
-	METHOD static void widen(u32 word, u32 *low, u32 *high)
-	{
-		*low = __byte_perm(word, 0, 0x1404);
-		*high = __byte_perm(word, 0, 0x3424);
-	}
-};
+#if FMHA_NVIDIA
 /* Behind 0x64 an unsigned byte is 1,024 and itself; 1,152 less is what it was before 128 was added. */
 template <> struct Widening<F16, I8> {
 	METHOD static u32 less(u32 pair)
@@ -97,6 +77,28 @@ template <> struct Widening<BF16, I8> {
 			   __byte_perm(sign, 0xc3c3c3c3u, 0x4140));
 		*high = sum(__byte_perm(bits, 0x43434343u, 0x4342),
 			    __byte_perm(sign, 0xc3c3c3c3u, 0x4342));
+	}
+};
+#endif
+#if FMHA_NVIDIA && __CUDA_ARCH__ >= 890
+template <> struct Widening<F16, E4M3> {
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		asm("{\n\t"
+		    ".reg .b16 a, b;\n\t"
+		    "mov.b32 {a, b}, %2;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
+		    "cvt.rn.f16x2.e4m3x2 %1, b;\n\t"
+		    "}"
+		    : "=r"(*low), "=r"(*high)
+		    : "r"(word));
+	}
+};
+template <> struct Widening<F16, E5M2> {
+	METHOD static void widen(u32 word, u32 *low, u32 *high)
+	{
+		*low = __byte_perm(word, 0, 0x1404);
+		*high = __byte_perm(word, 0, 0x3424);
 	}
 };
 template <class From> struct Widening<BF16, From> {
@@ -156,8 +158,15 @@ DEV chunk16 load_chunk(const View &view, i32 row, i32 dim, bool valid)
 		} else if (!SameType<To, From>::value && view.vector) {
 			chunk8 c = *(const chunk8 *)view.at(row, dim);
 
-			w0 = widen_pair<To, From>(c.w[0], 0), w1 = widen_pair<To, From>(c.w[0], 2);
-			w2 = widen_pair<To, From>(c.w[1], 0), w3 = widen_pair<To, From>(c.w[1], 2);
+			if constexpr (SameType<From, I8>::value) {
+				Widening<To, From>::widen(c.w[0], &w0, &w1);
+				Widening<To, From>::widen(c.w[1], &w2, &w3);
+			} else {
+				w0 = widen_pair<To, From>(c.w[0], 0),
+				w1 = widen_pair<To, From>(c.w[0], 2);
+				w2 = widen_pair<To, From>(c.w[1], 0),
+				w3 = widen_pair<To, From>(c.w[1], 2);
+			}
 		} else if (TAILS) {
 			chunk16 c = load_tail<To, From>(view, row, dim);
 

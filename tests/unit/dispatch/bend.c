@@ -100,7 +100,7 @@ static uint32_t likely_dtype(const struct fmha_problem *p, enum fmha_tensor_role
 		return FMHA_U8;
 	if (role == FMHA_T_O && type >= FMHA_E4M3)
 		return FMHA_F32;
-	return type < FMHA_I32 ? type : FMHA_F32;
+	return type < FMHA_I32 || type == FMHA_I8 ? type : FMHA_F32;
 }
 
 static enum fmha_tensor_role pick_present(struct runner *r)

@@ -258,6 +258,8 @@ static void random_forward(struct runner *r)
 				? FMHA_F16 + (uint32_t)random_pick(r, 2)
 				: dtype;
 
+	if (of_q != dtype && random_chance(r, 33))
+		dtype = FMHA_I8;
 	p->mode = (uint32_t)random_pick(r, 2);
 	random_sizes(r);
 	random_cache(r);

@@ -172,7 +172,10 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 	int bias = p->bias.buffer ? 1 : p->alibi_slopes.buffer ? 2 : 0;
 	/* A cache may be widened first; then it lies in no pages, either. */
 	bool widened = forward && r->f.plan.widens;
-	int narrow = p->k.dtype == p->q.dtype || widened ? 0 : p->k.dtype == FMHA_E4M3 ? 1 : 2;
+	int narrow = p->k.dtype == p->q.dtype || widened ? 0
+		     : p->k.dtype == FMHA_E4M3           ? 1
+		     : p->k.dtype == FMHA_E5M2           ? 2
+							 : 3;
 
 	expect_option(r, kernel, "MASK", scored && p->mask != FMHA_MASK_NONE && windowed);
 	expect_option(r, kernel, "BIAS", scored ? bias : 0);

@@ -392,6 +392,33 @@ static void decode_takes_keys_of_8_bits(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD, &e4m3, &tile, &k), 1);
 }
 
+/* Integers lie in caches: loops have them under queries of 16 bits, and rows on their way there. */
+static void integers_are_narrow(void **state)
+{
+	static const struct gpu_tile rows = {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1},
+				     few = {GPU_DECODE, 16, 128, 128, 128, 1, 4, 2},
+				     general = {GPU_MMA, 64, 64, 128, 128, 4, 1, 2},
+				     append = {GPU_APPEND, 16, 16, 32, 32, 4, 1, 1},
+				     staged = {GPU_AMD, 256, 64, 128, 128, 8, 1, 1};
+	const struct traits integers = {.dtype = ABI_I8}, narrow = {.dtype = ABI_BF16, .narrow = 3},
+			    narrow_fp8 = {.dtype = ABI_BF16, .narrow = 1};
+	const struct gpu_tile *tiles[] = {&rows, &few, &general};
+	struct gpu_kernel k, fp8;
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(make("sm_90a", ABI_FWD, &narrow, tiles[i], &k), 0);
+		assert_int_equal(make("sm_90a", ABI_FWD, &narrow_fp8, tiles[i], &fp8), 0);
+		assert_true(has_option(&k, "-DFMHA_NARROW=3"));
+		assert_true(k.lds_bytes == fp8.lds_bytes && k.block[0] == fp8.block[0]);
+		assert_int_equal(make("sm_90a", ABI_FWD, &integers, tiles[i], &k), 1);
+	}
+	assert_int_equal(make("gfx942", ABI_FWD, &narrow, &staged, &k), 1);
+	assert_int_equal(make("gfx942", ABI_FWD_APPENDKV, &integers, &append, &k), 0);
+	assert_non_null(strstr(k.build.name, "_i8_"));
+	assert_true(has_option(&k, "-DFMHA_DTYPE=8"));
+}
+
 /* As many waves share a row as find parts to read; the rows that are left share the block. */
 static void merges_of_many_parts_share_a_row(void **state)
 {
@@ -644,6 +671,7 @@ int main(void)
 		cmocka_unit_test(decode_shares_all_keys),
 		cmocka_unit_test(latents_fill_hopper),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
+		cmocka_unit_test(integers_are_narrow),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(what_waits_overlaps),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),

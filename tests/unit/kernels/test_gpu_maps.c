@@ -241,10 +241,10 @@ static void eight_bits_fill_boxes_of_128_columns(void **state)
 /* Under queries of 16 bits: boxes go by each tensor's own type, O by the queries'. */
 static void narrow_keys_have_boxes_of_their_own(void **state)
 {
-	static const int32_t types[] = {ABI_E4M3, ABI_E5M2};
+	static const int32_t types[] = {ABI_E4M3, ABI_E5M2, ABI_I8};
 
 	(void)state;
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		struct abi_fwd_args a = problem();
 		struct launch_record record;
 
