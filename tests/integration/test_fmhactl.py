@@ -306,6 +306,25 @@ def test_a_paged_cache(fmhactl, tmp_path):
     assert report["checks"][0]["ok"] and report["kernels"] and report["kernel_ms"] > 0
 
 
+def test_a_cache_of_int8(fmhactl, tmp_path):
+    """numpy's own type in files, under a Q of 16 bits and no other."""
+    files = save(tmp_path, "float16", q=(2, 3, 8, 64))
+    rng = numpy.random.default_rng(0)
+    for name in "kv":
+        numpy.save(tmp_path / f"{name}.npy", rng.integers(-128, 128, (2, 40, 2, 64)).astype(numpy.int8))
+    files += ["--k", "k.npy", "--v", "v.npy"]
+    factors = numpy.full((2, 2, 1), 0.0125, numpy.float32)
+    numpy.save(tmp_path / "factor.npy", factors)
+    text = fmhactl("run", "forward", *files, "--k-descale", "factor.npy", "--v-descale", "factor.npy", "--kv-type", "int8", "--out", "o.npy", "--check")
+    assert ": ok" in text
+    q, k, v = (numpy.load(tmp_path / f"{name}.npy").astype(numpy.float64) for name in "qkv")
+    expected, _ = attention(q, k * 0.0125, v * 0.0125)
+    assert numpy.abs(numpy.load(tmp_path / "o.npy") - expected).max() < 2e-3
+    assert "--kv-type e4m3: the files have i8" in fmhactl("run", "forward", *files, "--kv-type", "e4m3", "--discard", expect=USAGE)
+    numpy.save(tmp_path / "q.npy", numpy.ones((2, 3, 8, 64), numpy.int8))
+    assert "tensor.q.dtype: i8, must be f16 or bf16" in fmhactl("run", "forward", *files, "--discard", expect=REFUSED)
+
+
 def test_backward_makes_its_own_forward(fmhactl, tmp_path):
     shapes = {"q": (2, 20, 4, 32), "k": (2, 25, 2, 32), "v": (2, 25, 2, 32), "do": (2, 20, 4, 32)}
     files = save(tmp_path, **shapes)
@@ -624,6 +643,9 @@ def test_a_named_kernel_is_planned_and_run(fmhactl, tmp_path):
     "backward -b=2 -h=4 -h_k=2 -s=60 -d=64 -bias=e:1 -dbias=1 --dropout 0.2 -s_randval=1 -mask=xt:32",
     "backward -b=2 -h=2 -s=60,12 -d=32 -sink=1 -dsink=1 --deterministic -prec=fp32",
     "append -b=2 -h=4 -s=10 -s_k=100 -s_knew=10 -d=64 --rope interleaved",
+    "append -prec=bf16 --kv-type=int8 --descale=slot --slots -s_knew=20 --page-size 16 --rope half -d=64 -h=4",
+    "forward -b=2 -h=4 -h_k=2 -s=70 -s_k=150 -d=64 -prec=fp16 --kv-type=int8 -qscale=pt -mask=b -lse=1",
+    "forward -b=2 -h=4 -h_k=2 -s=1 -s_k=300 -d=59 --kv-type=i8 --descale=page --page-size 16",
     "merge -b=2 -h=4 -s=10 -d=64 --parts 3 -lse=1 -prec=fp16",
 ])
 def test_shapes_without_files_are_made_and_checked(fmhactl, shape):

@@ -105,13 +105,19 @@ def test_few_rows_over_many_keys(layer):
 
 @pytest.mark.parametrize("layer", PLAIN)
 @pytest.mark.parametrize("pages", ["", "--page-size 16"])
-def test_a_cache_of_fp8_is_widened_for_many_rows(layer, pages):
-    words = f"forward --kv-type e4m3 --descale pt {words_of(layer)} {pages}"
+@pytest.mark.parametrize("kind", ["e4m3", "int8"])
+def test_a_cache_of_8_bits_is_widened_for_many_rows(layer, pages, kind):
+    words = f"forward --kv-type {kind} --descale pt {words_of(layer)} {pages}"
     widen = ("fwd_appendkv", "gpu_append")
     long, few = plan_of(f"{words} -b 1 -s 8192"), plan_of(f"{words} -b 1 -s 100 -s_k 8192")
     assert long["widens"] and stages_of(long) == [widen, ("fwd", "gpu_wgmma")]
     assert few["widens"] and stages_of(few) == [widen, ("fwd_splitkv", "gpu_wgmma"), ("fwd_splitkv_combine", "gpu_combine")]
     assert not plan_of(f"{words} -b 1 -s 1 -s_k 8192")["widens"]
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2", "int8"])
+def test_few_rows_read_8_bits_as_they_lie(kind):
+    assert stage_of(f"forward --kv-type {kind} --descale pt -b 16 -h 32 -h_k 8 -s 1 -s_k 16384 --page-size 64", "fwd_splitkv") == "gpu_decode"
 
 
 def test_a_plan_says_that_its_loop_is_for_every_arch():
