@@ -104,16 +104,17 @@ def test_launches_of_a_gpu(queries, n_launches, window, monkeypatch):
     assert all(torch.equal(p.table, table.flip(1)[p.first : p.first + len(p.lengths)]) for p in other.parts)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e5m2", "fp8_per_token_head"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"])
 @pytest.mark.parametrize("model", [torch.float16, torch.bfloat16])
-def test_a_layer_over_fp8(name, model):
+def test_a_layer_over_8_bits(name, model):
     """The cache holds bytes, of rows over _k_scale and _v_scale or over factors of their own; the formula sees what they stand for."""
     torch.manual_seed(0)
     layer = types.SimpleNamespace(_k_scale=torch.tensor(0.07), _v_scale=torch.tensor([0.31]))
     impl = backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype=name)
-    per_row = name == "fp8_per_token_head"
-    cache = torch.full((9, KV_HEADS, BLOCK, 2 * (HDIM + 4 * per_row)), 0x7f, dtype=torch.uint8)  # NaN, as a factor: huge
-    lengths, queries, kind = (20, 40, 3), (1, 5, 3), backend.NARROW[name]
+    per_row, kind = name in backend.PER_ROW, backend.NARROW[name]
+    store = torch.int8 if kind == torch.int8 else torch.uint8  # as vLLM has them
+    cache = torch.full((9, KV_HEADS, BLOCK, 2 * (HDIM + 4 * per_row)), 0x7f, dtype=store)  # NaN, but for int8; as a factor: huge
+    lengths, queries = (20, 40, 3), (1, 5, 3)
     table = torch.randperm(9)[:9].view(3, 3).int()
     keys, values = ([torch.randn(n, KV_HEADS, HDIM).to(model) for n in lengths] for _ in range(2))
     for b, n in enumerate(lengths):
@@ -125,9 +126,12 @@ def test_a_layer_over_fp8(name, model):
     output = torch.full((9, HEADS * HDIM), 7.0, dtype=model)
     impl.forward(layer, q, None, None, cache, metadata, output)
     def factors(x, of_layer):
-        return (x.float().abs().amax(-1, keepdim=True) / 448).clamp_min(1e-6) if per_row else of_layer
+        return (x.float().abs().amax(-1, keepdim=True) / (127 if kind == torch.int8 else 448)).clamp_min(1e-6) if per_row else of_layer
 
-    kept = [[(x.float() / factors(x, s)).to(kind).double() * factors(x, s).double() for x in of]
+    def codes(x):
+        return (x.round() if kind == torch.int8 else x).to(kind)
+
+    kept = [[codes(x.float() / factors(x, s)).double() * factors(x, s).double() for x in of]
             for of, s in ((keys, layer._k_scale), (values, layer._v_scale))]
     want = torch.cat([exact(q[a:b], *kv) for a, b, *kv in zip(starts.tolist(), starts.tolist()[1:], *kept)])
     assert (output.view(9, HEADS, HDIM) - want).abs().max() < (6e-3 if model is torch.float16 else 4e-2)

@@ -2,7 +2,7 @@
 """The backend, its metadata and one layer's attention.
 
 The cache of a layer is [blocks, kv heads, tokens of a block, 2 * head size], in any strides: K and V share a row; of the model's type,
-or of fp8 under queries of 16 bits, where each may have its factor behind it. On a GPU the kernels
+or of fp8 or int8 under queries of 16 bits, where each may have its factor behind it. On a GPU the kernels
 read it where it lies, by vLLM's own block table, on torch's current stream. On a CPU fmhad is another process: the blocks that a step
 reads are gathered into memory that both see, once a layer.
 """
@@ -25,10 +25,11 @@ from . import name
 
 calls = collections.Counter()  # what fmhad was asked, by kind: "cache", "encoder"
 MAX_HEAD_SIZE = 512
-# What vLLM calls a cache of fp8, which it keeps as bytes; its rows are divided by a layer's _k_scale and _v_scale, or each by a factor
-# that lies behind it as four bytes.
-PER_ROW = "fp8_per_token_head"
-NARROW = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, PER_ROW: torch.float8_e4m3fn}
+# What vLLM calls a cache of 8 bits; its rows are divided by a layer's _k_scale and _v_scale, or each by a factor that lies behind it as
+# four bytes.
+PER_ROW = {"fp8_per_token_head": torch.float8_e4m3fn, "int8_per_token_head": torch.int8}
+NARROW = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, **PER_ROW}
+_PER_ROW_MODES = KVQuantMode.FP8_PER_TOKEN_HEAD, KVQuantMode.INT8_PER_TOKEN_HEAD
 _FACTOR_BYTES = 4
 _ENCODERS = (AttentionType.ENCODER_ONLY, AttentionType.ENCODER)
 
@@ -61,14 +62,14 @@ class FmhaBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(cls, head_size, dtype, kv_cache_dtype, *_, **__) -> str | None:
-        if kv_cache_dtype == PER_ROW and not current_platform.is_cpu():
-            return f"{PER_ROW} is known on CPUs alone"
+        if kv_cache_dtype in PER_ROW and not current_platform.is_cpu():
+            return f"{kv_cache_dtype} is known on CPUs alone"
         return f"a cache of {kv_cache_dtype} takes queries of 16 bits" if kv_cache_dtype in NARROW and dtype == torch.float32 else None
 
     @classmethod
     def customize_spec(cls, spec):
         """K, its factor, V, its factor, of a token and head each."""
-        if spec.state_content_bytes is not None or spec.kv_quant_mode != KVQuantMode.FP8_PER_TOKEN_HEAD:
+        if spec.state_content_bytes is not None or spec.kv_quant_mode not in _PER_ROW_MODES:
             return spec
         return dataclasses.replace(spec, state_content_bytes=(spec.head_size + spec.head_size_v) * spec.dtype.itemsize + 2 * _FACTOR_BYTES)
 
@@ -255,9 +256,9 @@ class FmhaImpl(AttentionImpl):
         self.sliding_window = sliding_window if sliding_window and sliding_window > 0 else None
         self.alibi_slopes, self.sinks = alibi_slopes, sinks
         self.extras: dict | None = None  # what joins each call, on the layer's device
-        self.narrow, self.per_row = NARROW.get(kv_cache_dtype), kv_cache_dtype == PER_ROW
+        self.narrow, self.per_row = NARROW.get(kv_cache_dtype), kv_cache_dtype in PER_ROW
         if self.per_row and not current_platform.is_cpu():
-            raise fmha.NotSupportedError("ENOTSUP", f"a cache of {PER_ROW} is known on CPUs alone", "tensor.k.dtype")
+            raise fmha.NotSupportedError("ENOTSUP", f"a cache of {kv_cache_dtype} is known on CPUs alone", "tensor.k.dtype")
         self._options: dict = {}
 
     def _words(self, causal: bool, longest_q: int, longest_k: int, least_rows: int = 0):
@@ -373,8 +374,10 @@ class FmhaImpl(AttentionImpl):
 
     def _bytes(self, rows, factor) -> torch.Tensor:
         """@factor: None: each row's own, as vLLM finds it, which goes along."""
-        most, mine = torch.finfo(self.narrow).max, factor is None
+        whole, mine = self.narrow == torch.int8, factor is None
+        most = 127 if whole else torch.finfo(self.narrow).max
         if mine:
             factor = (rows.abs().amax(-1, keepdim=True) / most).clamp_min(1e-6)
-        codes = (rows / factor).clamp(-most, most).to(self.narrow).view(torch.uint8)
+        codes = (rows / factor).clamp(-most, most)
+        codes = (codes.round().nan_to_num() if whole else codes).to(self.narrow).view(torch.uint8)
         return torch.cat([codes, factor.view(torch.uint8)], -1) if mine else codes
