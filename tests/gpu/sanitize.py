@@ -43,6 +43,8 @@ def cases():
     yield "fwd narrow", Case("forward", **d, **narrow, sq=150, sk=300, dq=128, dv=128, mask=BR, right=0)
     yield "fwd narrow", Case("forward", **d | dict(dtype=abi.F16, kv_dtype=abi.E5M2), sq=200, sk=230, dq=64, dv=64)
     yield "fwd narrow", Case("forward", **d, **narrow, sq=70, sk=150, dq=256, dv=256)
+    yield "fwd narrow", Case("forward", **d, **narrow | dict(kv_dtype=abi.I8), sq=150, sk=300, dq=128, dv=128, mask=BR, right=0)
+    yield "fwd_splitkv narrow", Case("forward", **d, **narrow | dict(kv_dtype=abi.I8), sq=2, sk=333, dq=128, dv=128, splits=3, split_size=128)
     yield "fwd_pagedkv narrow", Case("forward", **d, **narrow, sq=70, sk=290, dq=192, dv=128, page=16, lens_k=[289, 1], cap=3.0)
     yield "fwd_splitkv narrow", Case("forward", **d, **narrow, sq=2, sk=333, dq=128, dv=128, splits=3, split_size=128)
     yield "fwd_splitkv", Case("forward", **d, sq=1, sk=333, dq=128, dv=128, splits=3, split_size=128, sink=True)
