@@ -494,6 +494,22 @@ def hopper():
     yield Case("forward", **d, mask=BR, left=40, right=0, poison=(0, 250))
     yield Case("forward", **d | dict(hk=1), group=[(7, 400), (1, 33), (0, 9), (5, 0)], o_dtype=abi.F32, descale=True)
     yield Case("tail", dtype=abi.E4M3, hq=1, hk=1, sq=1, sk=20000, dq=64, dv=64, ones=True, pipeline="gpu_decode")
+    yield from hopper_narrow()
+
+
+def hopper_narrow():
+    """Decode's loop where queries have 16 bits and keys 8."""
+    for dtype, kv in ((abi.BF16, abi.E4M3), (abi.F16, abi.I8), (abi.BF16, abi.I8)):
+        d = dict(dtype=dtype, kv_dtype=kv, batch=2, hq=4, hk=2, sq=2, descale=True, pipeline="gpu_decode")
+        for dq in (64, 128, 256):
+            yield Case("forward", **d, dq=dq, dv=dq, sk=1500, mask=BR, right=0)
+            yield Case("forward", **d, dq=dq, dv=dq, sk=1500, splits=20, split_size=80, sink=True)
+            yield Case("forward", **d, dq=dq, dv=dq, sk=700, page=16, lens_k=[650, 77], mask=BR, left=300, right=0, sinks=5)
+        d |= dict(dq=128, dv=128, sk=333)
+        yield Case("forward", **d, page=32, layout=1, lens_k=[300, 77], splits=3, split_size=128)
+        yield Case("forward", **d, strided=True, mask=BR, right=0)
+        yield Case("forward", **d | dict(dq=56, dv=40))
+        yield Case("forward", **d, mask=BR, left=40, right=0, poison=(0, 250))
 
 
 def few_rows():
