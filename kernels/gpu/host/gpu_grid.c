@@ -139,11 +139,11 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	}
 }
 
-/* One block for the sequences, and as many as find work among the page numbers. */
+/* One block for the sequences, and for page numbers as many as have one a thread. */
 void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *a, uint32_t ret_grid[3])
 {
 	abi_i64 words = a->cache.n_page_indices + (abi_i64)a->table_rows * a->cache.max_blocks;
-	abi_i64 blocks = 1 + words / (4 * PREPARE_THREADS);
+	abi_i64 blocks = 1 + (words + PREPARE_THREADS - 1) / PREPARE_THREADS;
 
 	a->grid = (abi_i32)(blocks < units ? blocks : units);
 	ret_grid[0] = (uint32_t)a->grid;
