@@ -95,6 +95,11 @@ def append_small():
         yield Case("append", **d, dtype=abi.E4M3, dq=128, dv=64, page=16, cap=70)
         yield Case("append", **d, dtype=abi.E5M2, dq=96, dv=40)
         yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
+    # Sequences of few rows stay, and those behind the last place; more of them than a wave has lanes.
+    d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=2, dq=64, dv=32, page=16)
+    yield Case("append", **d, batch=6, rows=(1, 9, 0, 17, 2, 40), few=2, places=3, cap=70)
+    yield Case("append", **d, batch=5, rows=(9, 1, 17, 3, 40), few=1, places=2, cap=40)
+    yield Case("append", **d, batch=80, rows=(1, 2, 3, 1) * 20, few=1, places=30, cap=20)
 
 
 def wide():

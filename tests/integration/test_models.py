@@ -114,6 +114,19 @@ def test_a_cache_of_fp8_is_widened_for_many_rows(layer, pages):
     assert not plan_of(f"{words} -b 1 -s 1 -s_k 8192")["widens"]
 
 
+@pytest.mark.parametrize("layer", PLAIN)
+def test_who_decodes_goes_by_itself_over_fp8(layer):
+    """Beside a chunk of a prompt: over the cache as it is, of which the keys of the others alone are widened."""
+    words = f"forward --kv-type e4m3 --page-size 16 -s_k {','.join(['8192'] * 33)} {words_of(layer)}"
+    few = [("fwd_appendkv", "gpu_append"), ("fwd_splitkv", "gpu_decode"), ("fwd_splitkv_combine", "gpu_combine")]
+    for rows in (512, 100):
+        plan = plan_of(f"{words} -s {','.join(['1'] * 32 + [str(rows)])}")
+        assert stages_of(plan)[:3] == few and stages_of(plan)[3][1] == "gpu_wgmma", plan
+        assert 1 <= plan["few_rows"] <= 64 and 1 <= plan["wide_places"] <= 33
+    even = plan_of(f"{words} -s {','.join(['64'] * 33)}")
+    assert even["few_rows"] == 0 and even["widens"], "sequences of like lengths are widened all"
+
+
 def test_a_plan_says_that_its_loop_is_for_every_arch():
     """float32 has none that is made for Hopper."""
     for words, general in (("-s 2048 -d 128", False), ("-s 2048 -d 128 --dtype f32", True), ("-s 1 -s_k 4096 -d 128", False)):

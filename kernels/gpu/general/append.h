@@ -318,14 +318,16 @@ template <class C> struct Append {
 	}
 
 	template <class E>
-	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, bool is_v, i32 first,
-			      i32 head) const
+	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, i32 place, bool is_v,
+			      i32 first, i32 head) const
 	{
 		const i32 hdim = is_v ? a.hdim_v : a.hdim_q,
 			  n_keys = min_of(seq.n_k - first, GRID_WIDEN_KEYS);
 		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
+		Sequence there = seq;
+		there.batch = place;
 		typename E::Storage *const out =
-			(typename E::Storage *)to.data + k_offset(to, seq, first, head);
+			(typename E::Storage *)to.data + k_offset(to, there, first, head);
 		const u64 strides = (u64)cache.base | (u64)cache.stride_seq |
 				    (u64)cache.stride_page;
 
@@ -343,7 +345,31 @@ template <class C> struct Append {
 		}
 	}
 
-	template <class E> METHOD void widen() const
+	/* Where the sequence's keys go, by a warp; false: nowhere. It comes of all lengths before,
+	 * in the order of sequences, which every block finds for itself. */
+	METHOD bool find_place(i32 *ret_place) const
+	{
+		bool goes = seq.n_q > a.few_rows;
+		i32 before = 0;
+
+		if (goes) {
+			for (i32 b = lane_id(); b < seq.batch; b += FMHA_WAVE)
+				before += find_sequence(a.sequences, &a.cache, b).n_q > a.few_rows;
+			UNROLL
+			for (i32 i = 1; i < FMHA_WAVE; i *= 2)
+				before += (i32)shuffle_word((u32)before, lane_id() ^ i);
+		}
+		goes = goes && before < a.n_places;
+		if (block_id_x() == 0 && thread_id() == 0) {
+			a.rows_kept[seq.batch] = goes ? 0 : seq.n_q;
+			a.rows_widened[seq.batch] = goes ? seq.n_q : 0;
+			a.places[seq.batch] = goes ? before : 0;
+		}
+		*ret_place = before;
+		return goes;
+	}
+
+	template <class E> METHOD void widen(i32 place) const
 	{
 		const i32 n_runs = grid_widen_runs(&a);
 		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
@@ -353,7 +379,7 @@ template <class C> struct Append {
 		n -= is_v ? n_runs : 0;
 		first = n / a.nhead_k * GRID_WIDEN_KEYS;
 		if (n < n_runs && first < seq.n_k)
-			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, is_v, first,
+			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, place, is_v, first,
 				     n % a.nhead_k);
 	}
 
@@ -368,10 +394,14 @@ template <class C> struct Append {
 		seq.n_k += seq.leftpad;
 		seq.leftpad = 0; /* positions count the padding */
 		if constexpr (NARROW) {
+			i32 place = seq.batch;
+
+			if (a.widens && a.few_rows && !find_place(&place))
+				return;
 			if (a.widens && a.new_dtype == ABI_F16)
-				return widen<F16>();
+				return widen<F16>(place);
 			if (a.widens)
-				return widen<BF16>();
+				return widen<BF16>(place);
 		}
 		before = max_of(a.sequences.seqlen_k ? seq.n_k : seq.n_k - a.seqlen_new, 0);
 		if (n < n_keys) {

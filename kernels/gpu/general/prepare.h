@@ -6,9 +6,9 @@
  * every start, length and page lies inside of the tensors.
  *
  * Plain functions that C and device C++ both read, in steps with a barrier between them: threads of
- * one block own runs of sequences, of one each while that is enough, since what a thread does in turn
- * is loads that wait for memory. Running maxima and sums over the runs before theirs come out of what
- * each has left in memory of the block.
+ * one block own runs of sequences, of one each while that is enough, since what a thread does in
+ * turn is loads that wait for memory. Running maxima and sums over the runs before theirs come out
+ * of what each has left in memory of the block.
  */
 #ifndef FMHA_GPU_PREPARE_H
 #define FMHA_GPU_PREPARE_H
@@ -30,7 +30,8 @@ struct prepare_starts {
 	abi_i32 q, k, pages;
 };
 
-/* What the threads of a block tell each other: of their run, and of a squad's, the largest start and dq_acc. */
+/* What the threads of a block tell each other: of their run, and of a squad's, the largest start
+ * and dq_acc. */
 struct prepare_shared {
 	struct prepare_starts starts[PREPARE_THREADS], squads[PREPARE_SQUADS];
 	abi_i64 dq_acc[PREPARE_THREADS], dq_acc_squads[PREPARE_SQUADS]; /* elements */
@@ -327,7 +328,8 @@ PREPARE_FN void prepare_step(const struct abi_prepare_args *a, int step, abi_i32
 /* ---- page numbers: every thread of the other blocks takes its share ---- */
 
 /* @block: above 0. */
-PREPARE_FN void prepare_pages(const struct abi_prepare_args *a, abi_i32 block, abi_i32 thread_of_block)
+PREPARE_FN void prepare_pages(const struct abi_prepare_args *a, abi_i32 block,
+			      abi_i32 thread_of_block)
 {
 	const struct abi_kv_cache *cache = &a->cache;
 	abi_i64 thread = (abi_i64)(block - 1) * PREPARE_THREADS + thread_of_block;
