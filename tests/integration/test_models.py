@@ -123,7 +123,7 @@ def test_who_decodes_goes_by_itself_over_fp8(layer):
         plan = plan_of(f"{words} -s {','.join(['1'] * 32 + [str(rows)])}")
         assert stages_of(plan)[:3] == few and stages_of(plan)[3][1] == "gpu_wgmma", plan
         assert 1 <= plan["few_rows"] <= 64 and 1 <= plan["wide_places"] <= 33
-    even = plan_of(f"{words} -s {','.join(['64'] * 33)}")
+    even = plan_of(f"forward --kv-type e4m3 --page-size 16 -s 600,600,600,600 -s_k 8192,8192,8192,8192 {words_of(layer)}")
     assert even["few_rows"] == 0 and even["widens"], "sequences of like lengths are widened all"
 
 
