@@ -451,6 +451,8 @@ static void fill_own_partials(const struct plan *plan, uint32_t stage,
 	a->o_parts.data = workspace(bases, parts.o_acc);
 	a->lse_parts.data = workspace(bases, parts.lse_acc);
 	a->n_splits = parts.n;
+	if (plan_stage_few(plan, stage))
+		a->few_rows = plan->few_rows;
 	take_rows(plan, stage, bases, &a->sequences);
 }
 

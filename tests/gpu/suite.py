@@ -209,6 +209,8 @@ def merges():
         yield Case("forward", dtype=abi.BF16, dq=32, dv=dv, sq=3, sk=150, hq=4, hk=2, splits=19, split_size=8)
     for dtype, o_dtype in ((abi.F32, abi.F32), (abi.F32, abi.BF16), (abi.F16, abi.F16), (abi.BF16, abi.BF16)):
         yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
+    for parts in (3, 30):  # a wave a row, and several
+        yield Case("merge", sq=37, hq=3, parts=parts, few=4)
 
 
 def forward_tails():

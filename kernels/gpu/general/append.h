@@ -345,28 +345,51 @@ template <class C> struct Append {
 		}
 	}
 
-	/* Where the sequence's keys go, by a warp; false: nowhere. It comes of all lengths before,
-	 * in the order of sequences, which every block finds for itself. */
-	METHOD bool find_place(i32 *ret_place) const
+	METHOD bool has_many_rows(i32 b) const
 	{
-		bool goes = seq.n_q > a.few_rows;
-		i32 before = 0;
+		return b < a.sequences.batch &&
+		       find_sequence(a.sequences, &a.cache, b).n_q > a.few_rows;
+	}
 
-		if (goes) {
-			for (i32 b = lane_id(); b < seq.batch; b += FMHA_WAVE)
-				before += find_sequence(a.sequences, &a.cache, b).n_q > a.few_rows;
+	/* Places are given in the order of sequences. Every wave of a block looks for its place's,
+	 * and those of one block write down all. Return: the sequence; below 0: there is none. */
+	METHOD i32 sequence_of(i32 place) const
+	{
+		const bool writes = block_id_x() == 0 && place == 0 && wave_id() == 0;
+		i32 before = 0, found = -1;
+
+		NO_UNROLL
+		for (i32 first = 0; first < a.sequences.batch && (writes || before <= place);
+		     first += FMHA_WAVE) {
+			const i32 b = first + lane_id(), goes = has_many_rows(b);
+			i32 up_to = goes;
+
+			UNROLL
+			for (i32 i = 1; i < FMHA_WAVE; i *= 2) {
+				i32 other = (i32)shuffle_word((u32)up_to, max_of(lane_id() - i, 0));
+
+				up_to += lane_id() >= i ? other : 0;
+			}
+			const i32 mine = before + up_to - 1;
+			i32 here = goes && mine == place ? b : -1;
+
 			UNROLL
 			for (i32 i = 1; i < FMHA_WAVE; i *= 2)
-				before += (i32)shuffle_word((u32)before, lane_id() ^ i);
+				here = max_of(here, (i32)shuffle_word((u32)here, lane_id() ^ i));
+			found = max_of(found, here);
+			before += (i32)shuffle_word((u32)up_to, FMHA_WAVE - 1);
+			if (writes && b < a.sequences.batch)
+				write_rows(b, goes && mine < a.n_places, mine);
 		}
-		goes = goes && before < a.n_places;
-		if (block_id_x() == 0 && thread_id() == 0) {
-			a.rows_kept[seq.batch] = goes ? 0 : seq.n_q;
-			a.rows_widened[seq.batch] = goes ? seq.n_q : 0;
-			a.places[seq.batch] = goes ? before : 0;
-		}
-		*ret_place = before;
-		return goes;
+		return found;
+	}
+	METHOD void write_rows(i32 b, bool goes, i32 place) const
+	{
+		const i32 rows = find_sequence(a.sequences, &a.cache, b).n_q;
+
+		a.rows_kept[b] = goes ? 0 : rows;
+		a.rows_widened[b] = goes ? rows : 0;
+		a.places[b] = goes ? place : 0;
 	}
 
 	template <class E> METHOD void widen(i32 place) const
@@ -390,14 +413,15 @@ template <class C> struct Append {
 
 		if (a.widens) /* attention follows, and waits */
 			let_next_stage_begin();
-		seq = find_sequence(a.sequences, &a.cache, block_id_z());
+		i32 place = block_id_z(), b = place;
+
+		if constexpr (NARROW)
+			if (a.widens && a.few_rows && (b = sequence_of(place)) < 0)
+				return;
+		seq = find_sequence(a.sequences, &a.cache, b);
 		seq.n_k += seq.leftpad;
 		seq.leftpad = 0; /* positions count the padding */
 		if constexpr (NARROW) {
-			i32 place = seq.batch;
-
-			if (a.widens && a.few_rows && !find_place(&place))
-				return;
 			if (a.widens && a.new_dtype == ABI_F16)
 				return widen<F16>(place);
 			if (a.widens)

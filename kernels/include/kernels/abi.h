@@ -207,6 +207,7 @@ struct abi_combine_args {
 	abi_i32 nhead_q, hdim_v;
 	abi_i32 min_seqlen_q;
 	abi_i32 o_parts_dtype, o_dtype;
+	abi_i32 few_rows; /* that most sequences have at most; 0: they are like the longest one */
 };
 
 /* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there;
