@@ -115,6 +115,10 @@ static void print_stages(const cJSON *plan)
 	}
 	if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(plan, "widens")))
 		(void)printf("keys       widened into the workspace before attention\n");
+	if (ctl_number(plan, "few_rows") > 0)
+		(void)printf("rows       sequences of up to %.0f by themselves, over keys as they "
+			     "are; of longer ones the keys of %.0f at most are widened\n",
+			     ctl_number(plan, "few_rows"), ctl_number(plan, "wide_places"));
 	(void)printf("workspace  %.0f bytes", ctl_number(plan, "workspace_bytes"));
 	if (ctl_number(plan, "workspace_head_bytes") > 0)
 		(void)printf(", of which the host prepares %.0f",

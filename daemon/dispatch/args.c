@@ -278,6 +278,25 @@ static struct abi_tensor wide_keys(const struct plan *plan, const struct launch_
 	};
 }
 
+/* plan->layout.by_rows. */
+enum by_rows { ROWS_KEPT, ROWS_WIDENED, PLACES };
+static abi_i32 *by_rows_of(const struct plan *plan, const struct launch_bases *bases,
+			   enum by_rows which)
+{
+	uint64_t bytes = (uint64_t)plan->problem.batch * sizeof(abi_i32);
+
+	return workspace(bases, plan->layout.by_rows + which * bytes);
+}
+
+/* Whose rows a stage of attention, or of its merge, has. */
+static void take_rows(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
+		      struct abi_sequences *s)
+{
+	if (plan->few)
+		s->seqlen_q = by_rows_of(plan, bases,
+					 plan_stage_few(plan, stage) ? ROWS_KEPT : ROWS_WIDENED);
+}
+
 /* What stands in for the cache of attention over keys that a stage before has widened. */
 static void take_wide_keys(const struct plan *plan, const struct launch_bases *bases,
 			   struct abi_fwd_args *a)
@@ -288,6 +307,10 @@ static void take_wide_keys(const struct plan *plan, const struct launch_bases *b
 	a->v = wide_keys(plan, bases, plan->layout.wide_v, p->hdim_v);
 	a->kv_dtype = 0;
 	a->cache = (struct abi_kv_cache){.cache_batch = p->batch};
+	if (plan->few) {
+		a->cache.cache_batch = plan->wide_places;
+		a->cache.cache_batch_idx = by_rows_of(plan, bases, PLACES);
+	}
 	a->sequences.total_k = saturate(plan_wide_sequences(plan) * plan_wide_keys(plan));
 }
 
@@ -337,8 +360,6 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 		a->v = a->k;
 		a->v_descale = a->k_descale;
 	}
-	if (plan->widens)
-		take_wide_keys(plan, bases, a);
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
 		a->q = (struct abi_tensor){
 			.data = workspace(bases, plan->layout.q_rotated),
@@ -349,16 +370,43 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 		};
 }
 
+/* The partial results of a stage of splits: its parts, and where they lie. */
+struct partials {
+	int32_t n;
+	uint64_t o_acc, lse_acc;
+};
+static struct partials partials_of(const struct plan *plan, uint32_t stage)
+{
+	if (plan_stage_few(plan, stage))
+		return (struct partials){plan->few_parts, plan->layout.few_o_acc,
+					 plan->layout.few_lse_acc};
+	return (struct partials){plan->n_splits, plan->layout.o_acc, plan->layout.lse_acc};
+}
+
 /* The first stage of split-KV; without splits it is the only one. */
-static void fill_splits(const struct plan *plan, const struct launch_bases *bases,
+static void fill_splits(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
 			struct abi_fwd_args *a)
 {
-	if (plan->n_splits == 0)
+	struct partials parts = partials_of(plan, stage);
+	bool shares = plan->shares || plan_stage_few(plan, stage);
+
+	if (parts.n == 0)
 		return;
-	a->o_acc = workspace(bases, plan->layout.o_acc);
-	a->lse_acc = workspace(bases, plan->layout.lse_acc);
-	a->n_splits = plan->n_splits;
-	a->split_size = plan->shares ? 0 : plan->split_size;
+	a->o_acc = workspace(bases, parts.o_acc);
+	a->lse_acc = workspace(bases, parts.lse_acc);
+	a->n_splits = parts.n;
+	a->split_size = shares ? 0 : plan->split_size;
+}
+
+/* Where a plan has several stages of attention, what this one has of it. */
+static void fill_own_attention(const struct plan *plan, uint32_t stage,
+			       const struct launch_bases *bases, struct abi_fwd_args *a)
+{
+	if (plan_stage_wide(plan, stage))
+		take_wide_keys(plan, bases, a);
+	take_rows(plan, stage, bases, &a->sequences);
+	if (plan->stages[stage].family == ABI_FWD_SPLITKV)
+		fill_splits(plan, stage, bases, a);
 }
 
 /* The second stage of split-KV: the parts are the first stage's partials. */
@@ -392,6 +440,20 @@ static void fill_partials(const struct plan *plan, const struct launch_bases *ba
 		.o_parts_dtype = ABI_F32,
 		.o_dtype = (abi_i32)p->o.dtype,
 	};
+}
+
+/* And of the merges. */
+static void fill_own_partials(const struct plan *plan, uint32_t stage,
+			      const struct launch_bases *bases, struct abi_combine_args *a)
+{
+	struct partials parts = partials_of(plan, stage);
+
+	a->o_parts.data = workspace(bases, parts.o_acc);
+	a->lse_parts.data = workspace(bases, parts.lse_acc);
+	a->n_splits = parts.n;
+	if (plan_stage_few(plan, stage))
+		a->few_rows = plan->few_rows;
+	take_rows(plan, stage, bases, &a->sequences);
 }
 
 static void fill_merge(const struct plan *plan, const struct launch_bases *bases,
@@ -507,6 +569,13 @@ static void fill_widening(const struct plan *plan, const struct launch_bases *ba
 		.new_dtype = (abi_i32)p->q.dtype,
 		.widens = 1,
 	};
+	if (!plan->few)
+		return;
+	a->few_rows = plan->few_rows;
+	a->n_places = plan->wide_places;
+	a->rows_kept = by_rows_of(plan, bases, ROWS_KEPT);
+	a->rows_widened = by_rows_of(plan, bases, ROWS_WIDENED);
+	a->places = by_rows_of(plan, bases, PLACES);
 }
 
 static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
@@ -581,8 +650,10 @@ void args_fill(const struct plan *plan, uint32_t stage, const struct launch_base
 	case ABI_N_FAMILIES:
 		break;
 	}
-	if (family == ABI_FWD_SPLITKV)
-		fill_splits(plan, bases, &ret_args->fwd);
+	if (TRAITS_FORWARD >> family & 1)
+		fill_own_attention(plan, stage, bases, &ret_args->fwd);
+	else if (family == ABI_FWD_SPLITKV_COMBINE && plan->few)
+		fill_own_partials(plan, stage, bases, &ret_args->combine);
 }
 
 /*
@@ -717,6 +788,8 @@ static const uint16_t appendkv_addresses[] = {
 	SEQUENCES(appendkv),           CACHE(appendkv),
 	AT(appendkv, k_descale.data),  AT(appendkv, v_descale.data),
 	AT(appendkv, slots),           AT(appendkv, positions),
+	AT(appendkv, rows_kept),       AT(appendkv, rows_widened),
+	AT(appendkv, places),
 };
 static const uint16_t bwd_addresses[] = {
 	AT(bwd, q.data),     AT(bwd, k.data),         AT(bwd, v.data),

@@ -211,6 +211,9 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 	cJSON_AddNumberToObject(object, "split_size", plan->split_size);
 	cJSON_AddBoolToObject(object, "shares", plan->shares);
 	cJSON_AddBoolToObject(object, "widens", plan->widens != 0);
+	cJSON_AddNumberToObject(object, "few_rows", plan->few ? plan->few_rows : 0);
+	cJSON_AddNumberToObject(object, "few_parts", plan->few ? plan->few_parts : 0);
+	cJSON_AddNumberToObject(object, "wide_places", plan->few ? plan->wide_places : 0);
 	cJSON_AddStringToObject(object, "split_why", split_why);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
 	cJSON_AddNumberToObject(object, "dq_split_keys", plan->dq_split_keys);

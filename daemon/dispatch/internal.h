@@ -76,6 +76,19 @@ static inline bool plan_stage_widens(const struct plan *plan, uint32_t stage)
 	return plan->widens && stage == plan->append;
 }
 
+/* Is it one of those that serve sequences of few rows? */
+static inline bool plan_stage_few(const struct plan *plan, uint32_t stage)
+{
+	uint32_t first = plan->append + plan->widens;
+
+	return stage >= first && stage < first + plan->few;
+}
+/* Does a stage of attention read widened keys? */
+static inline bool plan_stage_wide(const struct plan *plan, uint32_t stage)
+{
+	return plan->widens && !plan_stage_few(plan, stage);
+}
+
 /* Keys of an axis of wide_k and wide_v, and how many of those there are. */
 static inline int64_t plan_wide_keys(const struct plan *plan)
 {
@@ -83,7 +96,9 @@ static inline int64_t plan_wide_keys(const struct plan *plan)
 }
 static inline int64_t plan_wide_sequences(const struct plan *plan)
 {
-	return plan->axes.k.storage == STORED_PACKED ? 1 : plan->axes.sequences;
+	return plan->axes.k.storage == STORED_PACKED ? 1
+	       : plan->few                           ? plan->wide_places
+						     : plan->axes.sequences;
 }
 
 static inline bool plan_paged(const struct fmha_problem *problem)
@@ -172,6 +187,12 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 /* Have tiles of Hopper's loop for many rows, in kernels of splits, rows of all heads that share keys? Where that
  * leaves a tenth fewer: core/grid.h. */
 bool split_groups_heads(const struct fmha_problem *problem, int64_t tile_rows);
+/*
+ * Into how many parts a row may be cut where sequences of up to @few_rows rows share the blocks of decode's loop,
+ * beside others that have more and may end up there, too; 0: no such plan.
+ */
+int32_t split_few(const struct fmha_problem *problem, const struct split_device *device,
+		  int32_t few_rows);
 /* Backward: how many sums of dQ there are, each over so many keys. @square: a CPU's, else NULL. */
 struct square;
 void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,

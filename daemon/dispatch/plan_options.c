@@ -158,7 +158,7 @@ bool plan_has_same_kernels(const struct plan *a, const struct plan *b)
 
 const struct plan_stage *plan_main_stage(const struct plan *plan)
 {
-	for (uint32_t i = 0; i < plan->n_stages; i++)
+	for (uint32_t i = plan->n_stages; i-- > 0;) /* behind those of few rows */
 		if (estimate_is_main(plan, plan->stages[i].family))
 			return &plan->stages[i];
 	return NULL;

@@ -359,6 +359,8 @@ int planner_append(struct planner *b)
 #define WIDEN_ROWS  512 /* that share a head's keys */
 #define WIDEN_FLOPS 5e9
 #define WIDEN_BYTES ((double)(UINT64_C(2) << 30)) /* of the workspace, at most */
+#define FEW_BYTES                                                                                  \
+	1e6 /* of a cache, beneath which the stages that are more cost more than they gain */
 
 static bool can_widen(const struct planner *b)
 {
@@ -382,6 +384,57 @@ static const struct select_named *named_attention(struct planner *b)
 	return NULL;
 }
 
+static double wide_bytes_of_sequence(const struct plan *plan)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	return (double)plan_wide_keys(plan) * p->nhead_k * (p->hdim_q + p->hdim_v) * 2;
+}
+
+static double most_wide_bytes(const struct planner *b)
+{
+	double most = (double)b->device->workspace_most / 2;
+
+	return b->device->workspace_most && most < WIDEN_BYTES ? most : WIDEN_BYTES;
+}
+
+/*
+ * Sequences of one row and of many in one batch, as servers have them: who decodes reads its keys once, and is served
+ * best over the cache as it is, so that these go by themselves. Which they are the device sees. There is room for the
+ * keys of as many others as there can be beside one of as many rows as are promised; if that one has fewer, others may
+ * find none, and go with those of few rows: right, and slow.
+ */
+static bool goes_by_rows(struct planner *b)
+{
+	struct split_device device = planner_split_device(b->device);
+	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
+	double most = most_wide_bytes(b), of_sequence = wide_bytes_of_sequence(plan);
+	int32_t group = p->nhead_q / p->nhead_k, rows = TILE_ROWS / group;
+	int64_t places, parts;
+
+	if (plan->append || !can_widen(b) || plan_packed_rows(p) <= TILE_ROWS ||
+	    !planner_is_free(b) || b->naming.n > 0 || !plan_packed_q(plan) || rows < 1 ||
+	    plan->axes.k.storage == STORED_PACKED ||
+	    2 * (int64_t)p->total_q > (int64_t)p->batch * p->seqlen_q ||
+	    of_sequence * p->batch < 2 * FEW_BYTES)
+		return false;
+	places = 1 + (p->total_q - p->seqlen_q) / (rows + 1);
+	if (places > p->batch)
+		places = p->batch;
+	if ((double)places > most / of_sequence)
+		places = (int64_t)(most / of_sequence);
+	parts = split_few(p, &device, rows);
+	if (places < 1 || parts < 1 ||
+	    (double)parts * p->nhead_q * p->total_q * p->hdim_v * sizeof(float) > most)
+		return false;
+	plan->few = PLAN_FEW_STAGES;
+	plan->few_rows = rows;
+	plan->few_parts = (int32_t)parts;
+	plan->wide_places = (int32_t)places;
+	return true;
+}
+
 /* Of few rows, for which one tile of decode's loops is enough, those widen keys themselves. */
 static bool should_widen(struct planner *b)
 {
@@ -390,7 +443,6 @@ static bool should_widen(struct planner *b)
 	const struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
 	struct split_choice split;
-	double elements;
 	int64_t rows;
 
 	if (!can_widen(b))
@@ -398,10 +450,8 @@ static bool should_widen(struct planner *b)
 	if (named)
 		return !named->spec.signature.narrow;
 	rows = plan_packed_rows(p);
-	elements = (double)plan_wide_sequences(plan) * (double)plan_wide_keys(plan) * p->nhead_k *
-		   (p->hdim_q + p->hdim_v);
-	if (rows <= TILE_ROWS || 2 * elements > WIDEN_BYTES ||
-	    (b->device->workspace_most && 2 * elements > (double)b->device->workspace_most / 2))
+	if (rows <= TILE_ROWS ||
+	    (double)plan_wide_sequences(plan) * wide_bytes_of_sequence(plan) > most_wide_bytes(b))
 		return false;
 	split_choose(p, &device, &split);
 	return split.n > 1 || split.groups || (rows > WIDEN_ROWS && plan->flops >= WIDEN_FLOPS);
@@ -418,23 +468,63 @@ static int place_wide(struct planner *b, int32_t hdim, uint64_t *ret_offset)
 			     ret_offset);
 }
 
-int planner_widen(struct planner *b)
+/* Kernels are looked for as for a problem of such rows, of which nothing was measured. */
+static int add_few(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	struct fmha_problem *p = &plan->problem;
+	const int64_t n = plan->few_parts, rows = plan_total_q(plan), bytes = sizeof(float);
+	const int32_t seqlen_q = p->seqlen_q;
+	const size_t n_shapes = b->shapes.n;
+	int r = planner_place(b, 5, (const int64_t[]){n, p->nhead_q, rows, p->hdim_v, bytes},
+			      &plan->layout.few_o_acc);
+
+	if (r == 0)
+		r = planner_place(b, 4, (const int64_t[]){n, p->nhead_q, rows, bytes},
+				  &plan->layout.few_lse_acc);
+	p->seqlen_q = 1; /* most of them */
+	b->shapes.n = 0;
+	plan->n_splits = plan->few_parts;
+	plan->split_size = (int32_t)ceil_div(p->seqlen_k, plan->few_parts);
+	plan->shares = true;
+	if (r == 0)
+		r = planner_add_stage(b, ABI_FWD_SPLITKV, p->q.dtype);
+	if (r == 0)
+		r = planner_add_stage(b, ABI_FWD_SPLITKV_COMBINE, p->o.dtype);
+	plan->n_splits = plan->split_size = 0;
+	plan->shares = false;
+	b->shapes.n = n_shapes;
+	p->seqlen_q = seqlen_q;
+	return r;
+}
+
+static int widen(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	int r;
 
-	if (!should_widen(b))
-		return 1;
 	b->before_widening = plan->workspace_bytes;
 	plan->widens = 1;
 	r = place_wide(b, plan->problem.hdim_q, &plan->layout.wide_k);
 	if (r == 0)
 		r = place_wide(b, plan->problem.hdim_v, &plan->layout.wide_v);
+	if (r == 0 && plan->few)
+		r = planner_place(b, 3, (const int64_t[]){3, plan->problem.batch, sizeof(abi_i32)},
+				  &plan->layout.by_rows);
 	if (r == 0)
 		r = planner_add_stage(b, ABI_FWD_APPENDKV, plan->problem.k.dtype);
+	if (r == 0 && plan->few)
+		r = add_few(b);
 	if (r != 0)
 		planner_unwiden(b);
 	return r;
+}
+
+int planner_widen(struct planner *b)
+{
+	int r = goes_by_rows(b) ? widen(b) : 1;
+
+	return r == 1 && should_widen(b) ? widen(b) : r;
 }
 
 void planner_unwiden(struct planner *b)
@@ -443,7 +533,7 @@ void planner_unwiden(struct planner *b)
 		return;
 	b->plan->n_stages = b->plan->append;
 	b->plan->workspace_bytes = b->before_widening;
-	b->plan->widens = 0;
+	b->plan->widens = b->plan->few = 0;
 	b->outlooks.n = 0;
 }
 
@@ -653,10 +743,13 @@ static const char *source_of(const struct outlook *outlook)
 static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 {
 	struct split_device device = planner_split_device(b->device);
+	struct fmha_problem rest = b->plan->problem;
 	struct planner_splits list;
 
 	device.shares = device.shares && b->naming.n == 0;
-	split_choose(&b->plan->problem, &device, ret_split);
+	if (b->plan->few) /* of many rows */
+		rest.batch = b->plan->wide_places;
+	split_choose(&rest, &device, ret_split);
 	b->groups = ret_split->groups;
 	/* What was measured of others was of rows of one length. */
 	if (ret_split->shares || !planner_is_free(b) || b->naming.n > 0 || !b->device->registry ||
@@ -696,7 +789,8 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
-	    plan_total_q(b->plan) > 0 && !should_widen(b) && list_outlooks(b, &split))
+	    plan_total_q(b->plan) > 0 && !goes_by_rows(b) && !should_widen(b) &&
+	    list_outlooks(b, &split))
 		return looking;
 	return plan_looking_free(looking);
 }

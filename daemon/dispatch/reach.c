@@ -19,6 +19,7 @@ struct step {
 
 struct reach {
 	const struct plan *plan;
+	uint32_t stage;
 	const struct abi_sequences *sequences;
 	struct fmha_error *err;
 };
@@ -149,7 +150,10 @@ static int reach_wide(const struct reach *r, uint64_t offset, const struct abi_t
 {
 	const struct abi_sequences *s = r->sequences;
 	const struct step steps[N_STEPS] = {
-		{s->seqstart_k ? 1 : s->batch, t->stride_batch},
+		{s->seqstart_k  ? 1
+		 : r->plan->few ? r->plan->wide_places
+				: s->batch,
+		 t->stride_batch},
 		{s->seqstart_k ? s->total_k : s->seqlen_k_max, t->stride_seq},
 		{heads, t->stride_head},
 		{hdim, t->stride_dim}};
@@ -258,6 +262,18 @@ static int reach_fwd_q(const struct reach *r, const struct abi_fwd_args *a)
 				steps, N_STEPS);
 }
 
+static uint64_t offset_of_o(const struct reach *r)
+{
+	return plan_stage_few(r->plan, r->stage) ? r->plan->layout.few_o_acc
+						 : r->plan->layout.o_acc;
+}
+
+static uint64_t offset_of_lse(const struct reach *r)
+{
+	return plan_stage_few(r->plan, r->stage) ? r->plan->layout.few_lse_acc
+						 : r->plan->layout.lse_acc;
+}
+
 static int reach_partials(const struct reach *r, const struct abi_fwd_args *a)
 {
 	const struct step rows = {(int64_t)a->n_splits * a->nhead_q, a->sequences.total_q};
@@ -266,8 +282,8 @@ static int reach_partials(const struct reach *r, const struct abi_fwd_args *a)
 				 {a->hdim_v, 1}};
 	const struct step lse[] = {rows, {a->sequences.total_q, 1}};
 
-	TRY(within_workspace(r, r->plan->layout.o_acc, sizeof(float), o, 3));
-	return within_workspace(r, r->plan->layout.lse_acc, sizeof(float), lse, 2);
+	TRY(within_workspace(r, offset_of_o(r), sizeof(float), o, 3));
+	return within_workspace(r, offset_of_lse(r), sizeof(float), lse, 2);
 }
 
 static int64_t key_elements(int32_t layout, int32_t hdim_q)
@@ -289,7 +305,7 @@ static int reach_fwd_keys(const struct reach *r, const struct abi_fwd_args *a)
 	const struct plan_layout *layout = &r->plan->layout;
 	enum fmha_tensor_role v = a->v_in_k ? FMHA_T_K : FMHA_T_V;
 
-	if (r->plan->widens) {
+	if (plan_stage_wide(r->plan, r->stage)) {
 		TRY(reach_wide(r, layout->wide_k, &a->k, a->nhead_k, a->hdim_q));
 		return reach_wide(r, layout->wide_v, &a->v, a->nhead_k, a->hdim_v);
 	}
@@ -304,7 +320,8 @@ static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 	abi_i32 n_pages = a->cache.n_pages;
 	enum fmha_tensor_role v_descale = a->v_in_k ? FMHA_T_K_DESCALE : FMHA_T_V_DESCALE;
 
-	if (r->plan->widens) /* the cache's tables are those of the stage before */
+	if (plan_stage_wide(r->plan,
+			    r->stage)) /* the cache's tables are those of the stage before */
 		TRY(reach_packed(r));
 	else
 		TRY(reach_tables(r, &a->cache));
@@ -342,8 +359,8 @@ static int reach_combine_parts(const struct reach *r, const struct abi_combine_a
 		TRY(within_view(r, FMHA_T_O_PARTS, a->o_parts.data, o, N_STEPS + 1));
 		return within_view(r, FMHA_T_LSE_PARTS, a->lse_parts.data, lse, 4);
 	}
-	TRY(within_workspace(r, r->plan->layout.o_acc, sizeof(float), o, N_STEPS + 1));
-	return within_workspace(r, r->plan->layout.lse_acc, sizeof(float), lse, 4);
+	TRY(within_workspace(r, offset_of_o(r), sizeof(float), o, N_STEPS + 1));
+	return within_workspace(r, offset_of_lse(r), sizeof(float), lse, 4);
 }
 
 static int reach_combine(const struct reach *r, const struct abi_combine_args *a)
@@ -414,10 +431,14 @@ static int reach_factors(const struct reach *r, const struct abi_appendkv_args *
 
 static int reach_appendkv(const struct reach *r, const struct abi_appendkv_args *a)
 {
+	const struct step by_rows[] = {{a->few_rows ? 3 : 0, a->sequences.batch},
+				       {a->sequences.batch, 1}};
+
 	TRY(reach_tables(r, &a->cache));
 	if (a->widens) {
 		TRY(reach_wide(r, r->plan->layout.wide_k, &a->k_new, a->nhead_k, a->hdim_q));
 		TRY(reach_wide(r, r->plan->layout.wide_v, &a->v_new, a->nhead_k, a->hdim_v));
+		TRY(within_workspace(r, r->plan->layout.by_rows, sizeof(abi_i32), by_rows, 2));
 	} else {
 		TRY(reach_new(r, FMHA_T_K_NEW, &a->k_new, a, a->hdim_q));
 		TRY(reach_new(r, FMHA_T_V_NEW, &a->v_new, a, a->hdim_v));
@@ -493,7 +514,7 @@ static int reach_bwd(const struct reach *r, const struct abi_bwd_args *a)
 int reach_check(const struct plan *plan, uint32_t stage, const union abi_args *args,
 		struct fmha_error *err)
 {
-	struct reach r = {.plan = plan, .err = err};
+	struct reach r = {.plan = plan, .stage = stage, .err = err};
 
 	switch (plan->stages[stage].family) {
 #define REACH(NAME, name, taken)                                                                   \

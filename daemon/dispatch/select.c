@@ -339,8 +339,8 @@ static bool check_widened(const struct select_stage *stage, const struct spec_ca
 {
 	int flags = spec_pipeline_flags(catalog, c->spec.pipeline);
 
-	if (!stage->plan->widens || !(TRAITS_FORWARD >> stage->family & 1) ||
-	    (flags >= 0 && flags & SPEC_WIDENED))
+	if (!plan_stage_wide(stage->plan, stage->plan->n_stages) ||
+	    !(TRAITS_FORWARD >> stage->family & 1) || (flags >= 0 && flags & SPEC_WIDENED))
 		return true;
 	return select_reject(c, "keys are not widened for this loop");
 }
@@ -606,7 +606,8 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	r->chosen = -1;
 	stage->scale = 0;
 	traits_of(&stage->plan->problem, stage->family, stage->dtype, stage->args, &stage->traits);
-	if (stage->plan->widens && TRAITS_FORWARD >> stage->family & 1)
+	if (plan_stage_wide(stage->plan, stage->plan->n_stages) &&
+	    TRAITS_FORWARD >> stage->family & 1)
 		stage->traits.narrow = stage->traits.paged = 0;
 	note_signature(stage, &r->signature);
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)

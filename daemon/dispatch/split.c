@@ -341,6 +341,21 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 	return true;
 }
 
+int32_t split_few(const struct fmha_problem *problem, const struct split_device *device,
+		  int32_t few_rows)
+{
+	int64_t group = problem->nhead_q / problem->nhead_k, places = UNIT_BLOCKS * device->units;
+	int64_t items = (int64_t)problem->batch * problem->nhead_k;
+	int64_t tiles = ceil_div(problem->total_q * group, TILE_ROWS) + problem->batch;
+	int64_t n = 2 * ceil_div(places, items) + 2, most = problem->seqlen_k / STREAM_KEYS;
+
+	if (!device->shares || problem->deterministic || few_rows * group > TILE_ROWS || most < 2 ||
+	    tiles * problem->nhead_k * ceil_div(problem->seqlen_k, SHARE_STEP) > SHARE_UNITS)
+		return 0;
+	n = n < most + 1 ? n : most + 1;
+	return (int32_t)(n < STREAM_SPLITS ? n : STREAM_SPLITS);
+}
+
 static void choose_balance(const struct fmha_problem *p, int64_t items, int64_t units,
 			   struct split_choice *ret_choice)
 {

@@ -10,13 +10,13 @@ extern "C" __global__ void FMHA_BOUNDS(PREPARE_THREADS, 1) fmha_prepare(const ab
 	i32 thread = thread_id();
 
 	let_next_stage_begin();
-	prepare_pages(&args, (i64)block_id_x() * PREPARE_THREADS + thread,
-		      (i64)args.grid * PREPARE_THREADS);
-	if (block_id_x() != 0)
+	if (block_id_x() != 0) {
+		prepare_pages(&args, (i32)block_id_x(), thread);
 		return;
-	prepare_first_step(&args, thread, &shared);
-	block_sync();
-	prepare_second_step(&args, thread, &shared);
-	block_sync();
-	prepare_third_step(&args, thread, &shared);
+	}
+	UNROLL
+	for (int step = 0; step < PREPARE_STEPS; step++) {
+		prepare_step(&args, step, thread, &shared);
+		block_sync();
+	}
 }

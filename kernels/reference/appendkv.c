@@ -209,12 +209,12 @@ static void rotate_query(const struct abi_appendkv_args *a, const struct view_se
 }
 
 /* The other way round: key or value @i of the cache to where new rows come from. */
-static void widen_row(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t i,
-		      int32_t h, bool is_v)
+static void widen_row(const struct abi_appendkv_args *a, const struct view_sequence *v,
+		      int32_t place, int32_t i, int32_t h, bool is_v)
 {
 	const struct abi_tensor *from = is_v ? &a->v : &a->k, *to = is_v ? &a->v_new : &a->k_new;
 	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
-	int64_t base = v->packed_k ? 0 : v->batch * to->stride_batch;
+	int64_t base = v->packed_k ? 0 : place * to->stride_batch;
 
 	base += (v->k_start + i) * to->stride_seq + h * to->stride_head;
 	for (int32_t d = 0; d < hdim; d++) {
@@ -226,12 +226,29 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 	}
 }
 
-static void widen(const struct abi_appendkv_args *a, const struct view_sequence *v)
+/* Whether a sequence is widened, where some are not, and where to. */
+static bool find_place(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t b,
+		       int32_t *ret_place)
+{
+	int32_t before = 0;
+	bool goes = v->q_len > a->few_rows;
+
+	for (int32_t i = 0; i < b; i++)
+		before += view_sequence(&a->sequences, &a->cache, i).q_len > a->few_rows;
+	goes = goes && before < a->n_places;
+	a->rows_kept[b] = goes ? 0 : v->q_len;
+	a->rows_widened[b] = goes ? v->q_len : 0;
+	a->places[b] = goes ? before : 0;
+	*ret_place = before;
+	return goes;
+}
+
+static void widen(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t place)
 {
 	for (int32_t i = 0; i < v->k_len + v->leftpad; i++)
 		for (int32_t h = 0; h < a->nhead_k; h++) {
-			widen_row(a, v, i, h, false);
-			widen_row(a, v, i, h, true);
+			widen_row(a, v, place, i, h, false);
+			widen_row(a, v, place, i, h, true);
 		}
 }
 
@@ -241,7 +258,10 @@ int reference_appendkv(const struct abi_appendkv_args *args)
 		struct view_sequence v = view_sequence(&args->sequences, &args->cache, b);
 
 		if (args->widens) {
-			widen(args, &v);
+			int32_t place = b;
+
+			if (args->few_rows == 0 || find_place(args, &v, b, &place))
+				widen(args, &v, place);
 			continue;
 		}
 		for (int32_t h = 0; h < args->nhead_k; h++)

@@ -14,8 +14,8 @@ import os
 import re
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SIDES = ("fmhad", "cuDNN", "FlashAttention-2")
-COLOURS = {"fmhad": "#0b6e4f", "cuDNN": "#c1440e", "FlashAttention-2": "#3d5a98"}
+COLOURS = {"fmhad": "#0b6e4f", "cuDNN": "#c1440e", "FlashAttention-2": "#3d5a98", "FlashAttention-3": "#8a4fbf", "FlashAttention-4": "#b58900"}
+SIDES = tuple(COLOURS)
 START_US = 4  # that decode may take beside 0.95 of the copy bandwidth
 TITLES = {
     "forward": "Forward, bf16, TFLOP/s (batch, heads of Q / of K, length, head dim)",
@@ -50,7 +50,7 @@ def rate(line, side):
 
 
 def share(line, result):
-    """Of the better library; features: of the plain rate; decode: of the time that it may take."""
+    """Of the best library; features: of the plain rate; decode: of the time that it may take."""
     if line["table"] == "local" and "us" in line:
         return line["us"]["local"] / line["us"]["other"]
     ours = rate(line, "fmhad")
@@ -65,19 +65,24 @@ def share(line, result):
     return ours / best if best else None
 
 
-def cells(line, result):
-    columns = COLUMNS.get(line["table"], SIDES)
+def columns_of(table, result):
+    """Those that have numbers."""
+    lines = [x for x in result["lines"] if x["table"] == table]
+    return COLUMNS.get(table) or [side for side in SIDES if side == "fmhad" or any(side in x.get("us", {}) for x in lines)]
+
+
+def cells(line, result, columns):
     if "error" in line:
         return [line["name"], line["error"], *[""] * len(columns)]
     part = share(line, result)
     if line["table"] in COLUMNS:
         return [line["name"], *(f"{line['us'][x]:.2f}" for x in columns), f"{part:.3f}" if part else ""]
     return [line["name"], *(f"{rate(line, side):.{1 if line['table'] == 'decode' else 0}f}" if rate(line, side) else ""
-                            for side in SIDES), f"{part:.2f}" if part else ""]
+                            for side in columns), f"{part:.2f}" if part else ""]
 
 
 def text_of(line, result):
-    name, *numbers = cells(line, result)
+    name, *numbers = cells(line, result, COLUMNS.get(line["table"], SIDES))
     notes = [f"{k}: {v:.1e}" if isinstance(v, float) else f"{k}: {v}" for k, v in line.items() if k.startswith(("differs", "no "))]
     return f"{line['table']:9} {name:42} " + " ".join(f"{x:>8}" for x in numbers) + "  " + "; ".join(notes)
 
@@ -93,10 +98,10 @@ def tables(result):
         lines = [x for x in result["lines"] if x["table"] == table]
         if not lines:
             continue
-        columns = COLUMNS.get(table, SIDES)
-        text += ["", f"{title}:", "", f"| | {' | '.join(columns)} | {LAST_COLUMN.get(table, 'of the better')} |",
+        columns = columns_of(table, result)
+        text += ["", f"{title}:", "", f"| | {' | '.join(columns)} | {LAST_COLUMN.get(table, 'of the best')} |",
                  "|--|" + "--:|" * (len(columns) + 1)]
-        text += ["| " + " | ".join(cells(x, result)) + " |" for x in lines]
+        text += ["| " + " | ".join(cells(x, result, columns)) + " |" for x in lines]
     return "\n".join(text)
 
 
@@ -172,9 +177,10 @@ FIGURES = [  # README's: table, row, how the page calls it, its unit
 
 
 def figures(result):
-    """Markdown: FIGURES, each beside the better library."""
+    """Markdown: FIGURES, each beside the best library."""
     rows = {(x["table"], x["name"]): x for x in result["lines"] if "us" in x}
-    text = [f"{result['card']}, bf16, {result['date']}, beside the better of cuDNN and FlashAttention-2:", "",
+    sides = [side for side in SIDES[1:] if any(side in x["us"] for x in rows.values())]
+    text = [f"{result['card']}, bf16, {result['date']}, beside the best of {', '.join(sides)}:", "",
             "| | fmhad | other | |", "|--|--:|--:|--|"]
     for table, name, title, unit in FIGURES:
         line = rows.get((table, name))

@@ -156,11 +156,11 @@ class Append:
     """append-KV with rotary embedding: caches must be equal bit by bit. new_dtype: of new rows over a cache of fp8, which are divided
     by `factors`: 1, "heads", "pages" or "found". slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in
     one row. latent: values are in keys, -1: as they are, 1: of 656 bytes. widens: the other way round, keys of fp8 to
-    k_new and v_new."""
+    k_new and v_new. rows: of each sequence's queries, packed, of which those of up to `few` stay and the others have `places`."""
 
     OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
                    layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3,
-                   new_dtype=None, slots=0, shared=0, factors=None, latent=0, widens=0)
+                   new_dtype=None, slots=0, shared=0, factors=None, latent=0, widens=0, rows=(), few=0, places=0)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
@@ -183,6 +183,13 @@ class Append:
         a.k_new = self.random((self.batch, self.new, self.hk, self.dq), "k_new" if self.widens else None, of_new)
         a.v_new = self.random((self.batch, self.new, self.hk, self.dv), "v_new" if self.widens else None, of_new)
         a.widens = self.widens
+        if self.rows:
+            s.seqstart_q = pointer(self.ints(np.cumsum([0, *self.rows])))
+            s.seqlen_q_max, s.total_q = max(self.rows), sum(self.rows)
+            a.few_rows, a.n_places = self.few, self.places
+            for name in ("rows_kept", "rows_widened", "places"):
+                self.outputs[name] = self.ints([-7] * self.batch)
+                setattr(a, name, pointer(self.outputs[name]))
         if self.slots:
             n = math.ceil(self.batch * self.new / self.page) + 2
             a.cache.page_size, a.cache.n_pages, a.cache.layout = self.page, n, self.layout

@@ -4,6 +4,7 @@
 and FlashAttention-3 over that, on one card and in one process; and new rows on their way into such caches, beside a plain copy.
 
     FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT]
+    FMHA_BIN=... python3 tests/gpu/caches.py --batches 40 [--seed N]     random batches of decodes and chunks, in graphs whose lengths change
 
 FlashAttention-3 is that of libraries.py. Of each result some rows are compared with float64 of the values that the cache stands for. Scales are powers of two;
 where a problem's kernel has the tile that the one of 16 bits has, results are bit for bit those over the widened cache, and it is said.
@@ -14,6 +15,7 @@ sequences, less a kernel that does nothing.
 import argparse
 import dataclasses
 import math
+import random
 import sys
 
 import torch
@@ -169,6 +171,116 @@ def measure(p):
     return times, failed
 
 
+class Batch:
+    """Sequences of few rows and of many over one cache of 8 bits in pages. Their lengths are drawn anew, in place, for each replay of a graph."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.heads_k = rng.choice((1, 2, 4))
+        self.heads = self.heads_k * rng.choice((1, 1, 3, 4, 7, 8))
+        self.hdim, self.hdim_v = rng.choice(((64, 64), (128, 128), (128, 128), (96, 96), (192, 128), (256, 256)))
+        self.n, self.page = rng.randint(2, 70), rng.choice((16, 16, 64))
+        self.most_keys = rng.choice((700, 2048, 5000))
+        self.longest = min(rng.choice((70, 130, 300, 600)), self.most_keys)
+        self.rows = sum(self.draw_rows())
+        self.promised = min(self.longest * rng.choice((1, 1, 2)), self.rows)
+        self.dtype = rng.choice((torch.bfloat16, torch.bfloat16, torch.float16))
+        kind = rng.choice(("e4m3", "e4m3", "e5m2", "int8"))
+        spread = 1 / SCALES[kind][0] if kind == "int8" else 1
+        generator = torch.Generator("cuda").manual_seed(rng.randint(0, 1 << 30))
+        pages = -(-self.most_keys // self.page)
+
+        def normal(*shape):
+            return torch.randn(shape, device="cuda", generator=generator, dtype=torch.float32)
+
+        self.q = normal(self.rows, self.heads, self.hdim).to(self.dtype)
+        self.k, self.v = (coded(normal(pages * self.n, self.page, self.heads_k, d) * spread, kind) for d in (self.hdim, self.hdim_v))
+        self.table = torch.randperm(pages * self.n, device="cuda", generator=generator).int().view(self.n, -1)
+        self.starts = torch.zeros(self.n + 1, device="cuda", dtype=torch.int32)
+        self.used = torch.zeros(self.n, device="cuda", dtype=torch.int32)
+        self.options = dict(causal=rng.random() < 0.8, softcap=rng.choice((0.0, 0.0, 3.0)))
+        if self.options["causal"] and rng.random() < 0.3:
+            self.options["window"] = (rng.choice((40, 300)), 0)
+        self.factors = [(torch.rand(self.n, self.heads_k, device="cuda", generator=generator) + 0.5) / spread for _ in "kv"]
+
+    def draw_rows(self):
+        """One of the longest, a few chunks, else few rows; the next draw has as many of all."""
+        rows = [self.longest] + [self.rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 4, 0, self.rng.randint(1, self.longest))) for _ in range(self.n - 1)]
+        self.rng.shuffle(rows)
+        return rows
+
+    def draw(self):
+        rows, left = self.draw_rows(), self.rows
+        for i, n in enumerate(rows):
+            rows[i] = min(n, left)
+            left -= rows[i]
+        starts = [sum(rows[:i]) for i in range(self.n + 1)]
+        self.starts.copy_(torch.tensor(starts, dtype=torch.int32))
+        self.used.copy_(torch.tensor([self.rng.randint(n, self.most_keys) for n in rows], dtype=torch.int32))
+        self.drawn = starts, self.used.tolist()
+
+    def attend(self):
+        return fmha.attention(self.q, self.k, self.v, cu_seqlens_q=self.starts, max_seqlen_q=self.promised, block_table=self.table,
+                              seqlens_k=self.used, max_seqlen_k=self.most_keys, k_descale=self.factors[0], v_descale=self.factors[1],
+                              return_lse=True, **self.options)
+
+    def worst(self, o, lse):
+        """Of some heads of all sequences, the distance of O and LSE from float64."""
+        worst, (starts, used) = 0, self.drawn
+        for b in range(self.n):
+            rows, n = slice(starts[b], starts[b + 1]), used[b]
+            for head in {0, self.heads - 1}:
+                h = head // (self.heads // self.heads_k)
+                k, v = (x[self.table[b].long()].flatten(0, 1)[:n, h].double() * f[b, h].double()
+                        for x, f in zip((self.k, self.v), self.factors))
+                scores = self.q[rows, head].double() @ k.T / math.sqrt(self.hdim)
+                if self.options["softcap"]:
+                    scores = self.options["softcap"] * torch.tanh(scores / self.options["softcap"])
+                last = n - len(scores) + torch.arange(len(scores), device="cuda")[:, None]
+                keys = torch.arange(n, device="cuda")
+                if self.options["causal"]:
+                    scores.masked_fill_(keys > last, -math.inf)
+                if "window" in self.options:
+                    scores.masked_fill_(keys < last - self.options["window"][0], -math.inf)
+                if len(scores):
+                    exact = scores.softmax(-1) @ v
+                    worst = max(worst, ((o[rows, head].double() - exact).abs().max() / exact.abs().max()).item(),
+                                (lse[head, rows].double() - scores.logsumexp(-1)).abs().max().item())
+        return worst
+
+    def __str__(self):
+        options = " ".join(f"{k}={v}" for k, v in self.options.items())
+        return (f"{self.n} sequences, {self.rows} rows, up to {self.longest} (promised {self.promised}), {self.heads}/{self.heads_k} of "
+                f"{self.hdim}/{self.hdim_v}, {self.most_keys} keys, pages {self.page}, {self.k.dtype} under {self.dtype}, {options}")
+
+
+def check_batches(count, seed):
+    """Return: how many were wrong."""
+    failed = 0
+    for case in range(count):
+        batch = Batch(random.Random(seed * 1000 + case))
+        batch.draw()
+        try:
+            batch.attend()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                o, lse = batch.attend()
+            found = []
+            for _ in range(3):
+                batch.draw()
+                graph.replay()
+                found.append(batch.worst(o, lse))
+            wrong = not max(found) < 1.2e-2
+        except fmha.FmhaError as error:
+            found, wrong = str(error), True
+        failed += wrong
+        if wrong:
+            print(f"case {case} of seed {seed}: {batch}: {found}", flush=True)
+    print(f"{count} batches, each thrice: {failed} wrong")
+    return failed
+
+
 # ---- new rows ----
 
 HEADS_K, HDIM, PAGE = 8, 128, 16
@@ -249,7 +361,11 @@ def measure_append():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="prefill, chunk, few, mixed, decode or append alone")
+    parser.add_argument("--batches", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if args.batches:
+        return check_batches(args.batches, args.seed) > 0
     failed = 0
     for kind, shapes in SHAPES.items():
         if args.match not in kind:

@@ -482,9 +482,10 @@ class Forward:
 
 
 class Merge:
-    """Partial results of any type become one: the combine stage on its own. One part of every row is empty."""
+    """Partial results of any type become one: the combine stage on its own. One part of every row is empty. few: rows of a sequence that
+    blocks are launched for."""
 
-    OPTIONS = dict(dtype=abi.BF16, o_dtype=abi.BF16, batch=2, hq=2, sq=5, dv=40, parts=3, sink=False, seed=9)
+    OPTIONS = dict(dtype=abi.BF16, o_dtype=abi.BF16, batch=2, hq=2, sq=5, dv=40, parts=3, sink=False, seed=9, few=0)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
@@ -510,7 +511,7 @@ class Merge:
         c.sink = pointer(sink) if self.sink else None
         c.sequences.batch, c.sequences.seqlen_q_max, c.sequences.total_q = b, s, b * s
         c.n_splits, c.nhead_q, c.hdim_v = n, h, d
-        c.o_parts_dtype, c.o_dtype = self.dtype, self.o_dtype
+        c.o_parts_dtype, c.o_dtype, c.few_rows = self.dtype, self.o_dtype, self.few
 
     def judge(self, lib):
         want, want_lse = np.zeros(self.o.shape), np.zeros(self.lse.shape)

@@ -97,6 +97,12 @@ def append_small():
         yield Case("append", **d, dtype=abi.I8, dq=64, dv=128, page=16, cap=70)
         yield Case("append", **d, dtype=abi.I8, dq=40, dv=24)
         yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
+    # Sequences of few rows stay, and those behind the last place; more of them than a wave has lanes.
+    d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=2, dq=64, dv=32, page=16)
+    yield Case("append", **d, batch=6, rows=(1, 9, 0, 17, 2, 40), few=2, places=3, cap=70)
+    yield Case("append", **d, batch=5, rows=(9, 1, 17, 3, 40), few=1, places=2, cap=40)
+    yield Case("append", **d | dict(dtype=abi.I8), batch=5, rows=(9, 1, 17, 3, 40), few=1, places=2, cap=40)
+    yield Case("append", **d, batch=80, rows=(1, 2, 3, 1) * 20, few=1, places=30, cap=20)
 
 
 def wide():
@@ -206,6 +212,8 @@ def merges():
         yield Case("forward", dtype=abi.BF16, dq=32, dv=dv, sq=3, sk=150, hq=4, hk=2, splits=19, split_size=8)
     for dtype, o_dtype in ((abi.F32, abi.F32), (abi.F32, abi.BF16), (abi.F16, abi.F16), (abi.BF16, abi.BF16)):
         yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
+    for parts in (3, 30):  # a wave a row, and several
+        yield Case("merge", sq=37, hq=3, parts=parts, few=4)
 
 
 def forward_tails():

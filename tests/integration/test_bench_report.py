@@ -53,7 +53,7 @@ def test_files_hold_every_line(result, tmp_path):
     gpu_report.write(result, tmp_path)
     assert json.loads((tmp_path / "gpu.json").read_text()) == result
     rows = list(csv.reader((tmp_path / "gpu.csv").open()))
-    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d", "e", "f"] and {len(r) for r in rows} == {14}
+    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d", "e", "f"] and {len(r) for r in rows} == {16}
     picture = xml.parse(tmp_path / "gpu.svg").getroot()
     lines = [x for x in picture.iter() if x.tag.endswith("polyline")]
     assert [len(x.get("points").split()) for x in lines] == [2, 2, 1]

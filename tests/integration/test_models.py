@@ -120,6 +120,20 @@ def test_few_rows_read_8_bits_as_they_lie(kind):
     assert stage_of(f"forward --kv-type {kind} --descale pt -b 16 -h 32 -h_k 8 -s 1 -s_k 16384 --page-size 64", "fwd_splitkv") == "gpu_decode"
 
 
+@pytest.mark.parametrize("kind", ["e4m3", "int8"])
+@pytest.mark.parametrize("layer", PLAIN)
+def test_who_decodes_goes_by_itself_over_8_bits(layer, kind):
+    """Beside a chunk of a prompt: over the cache as it is, of which the keys of the others alone are widened."""
+    words = f"forward --kv-type {kind} --page-size 16 -s_k {','.join(['8192'] * 33)} {words_of(layer)}"
+    few = [("fwd_appendkv", "gpu_append"), ("fwd_splitkv", "gpu_decode"), ("fwd_splitkv_combine", "gpu_combine")]
+    for rows in (512, 100):
+        plan = plan_of(f"{words} -s {','.join(['1'] * 32 + [str(rows)])}")
+        assert stages_of(plan)[:3] == few and stages_of(plan)[3][1] == "gpu_wgmma", plan
+        assert 1 <= plan["few_rows"] <= 64 and 1 <= plan["wide_places"] <= 33
+    even = plan_of(f"forward --kv-type {kind} --page-size 16 -s 600,600,600,600 -s_k 8192,8192,8192,8192 {words_of(layer)}")
+    assert even["few_rows"] == 0 and even["widens"], "sequences of like lengths are widened all"
+
+
 def test_a_plan_says_that_its_loop_is_for_every_arch():
     """float32 has none that is made for Hopper."""
     for words, general in (("-s 2048 -d 128", False), ("-s 2048 -d 128 --dtype f32", True), ("-s 1 -s_k 4096 -d 128", False)):

@@ -57,7 +57,7 @@ extern "C" {
 #define FMHA_NAME_BYTES         64  /* device and other names, NUL included */
 #define FMHA_KERNEL_BYTES       256 /* canonical kernel names, NUL included */
 #define FMHA_PATH_BYTES         108 /* socket paths, NUL included */
-#define FMHA_MAX_STAGES         4
+#define FMHA_MAX_STAGES         5
 #define FMHA_MAX_REBINDS        16
 #define FMHA_MAX_FENCES         4
 #define FMHA_HANDLE_BYTES       64

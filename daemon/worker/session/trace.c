@@ -79,7 +79,7 @@ void trace_build(struct worker *worker, const struct device_build *build, bool s
 
 /* ---- reading ---- */
 
-#define EVENTS_A_PIECE 16
+#define EVENTS_A_PIECE 12
 #define EVENT_BYTES    (PLAN_KERNEL_BYTES + 320 + PLAN_MAX_STAGES * 96)
 _Static_assert(EVENTS_A_PIECE *EVENT_BYTES < PIECE_BYTES, "they fit");
 

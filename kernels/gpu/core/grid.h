@@ -140,6 +140,15 @@ GRID_FN grid_int grid_row(grid_int x, int rows_of_block, int row_in_block)
 	return x * rows_of_block + row_in_block;
 }
 
+/* Rows of a sequence that a merge has blocks for. Where sequences seldom have more, those take the
+ * others, too. */
+GRID_FN grid_int grid_combine_rows(const struct abi_combine_args *a)
+{
+	grid_int most = a->sequences.seqlen_q_max;
+
+	return a->few_rows > 0 && a->few_rows < most ? a->few_rows : most;
+}
+
 /* How many of a block's waves share a row of a merge: as many as find something to read at once. */
 #define GRID_PARTS_AT_ONCE 8
 #define GRID_COMBINE_BYTES 32 /* of LDS a lane */

@@ -318,14 +318,16 @@ template <class C> struct Append {
 	}
 
 	template <class E>
-	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, bool is_v, i32 first,
-			      i32 head) const
+	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, i32 place, bool is_v,
+			      i32 first, i32 head) const
 	{
 		const i32 hdim = is_v ? a.hdim_v : a.hdim_q,
 			  n_keys = min_of(seq.n_k - first, GRID_WIDEN_KEYS);
 		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
+		Sequence there = seq;
+		there.batch = place;
 		typename E::Storage *const out =
-			(typename E::Storage *)to.data + k_offset(to, seq, first, head);
+			(typename E::Storage *)to.data + k_offset(to, there, first, head);
 		const u64 strides = (u64)cache.base | (u64)cache.stride_seq |
 				    (u64)cache.stride_page;
 
@@ -343,7 +345,54 @@ template <class C> struct Append {
 		}
 	}
 
-	template <class E> METHOD void widen() const
+	METHOD bool has_many_rows(i32 b) const
+	{
+		return b < a.sequences.batch &&
+		       find_sequence(a.sequences, &a.cache, b).n_q > a.few_rows;
+	}
+
+	/* Places are given in the order of sequences. Every wave of a block looks for its place's,
+	 * and those of one block write down all. Return: the sequence; below 0: there is none. */
+	METHOD i32 sequence_of(i32 place) const
+	{
+		const bool writes = block_id_x() == 0 && place == 0 && wave_id() == 0;
+		i32 before = 0, found = -1;
+
+		NO_UNROLL
+		for (i32 first = 0; first < a.sequences.batch && (writes || before <= place);
+		     first += FMHA_WAVE) {
+			const i32 b = first + lane_id(), goes = has_many_rows(b);
+			i32 up_to = goes;
+
+			UNROLL
+			for (i32 i = 1; i < FMHA_WAVE; i *= 2) {
+				i32 other = (i32)shuffle_word((u32)up_to, max_of(lane_id() - i, 0));
+
+				up_to += lane_id() >= i ? other : 0;
+			}
+			const i32 mine = before + up_to - 1;
+			i32 here = goes && mine == place ? b : -1;
+
+			UNROLL
+			for (i32 i = 1; i < FMHA_WAVE; i *= 2)
+				here = max_of(here, (i32)shuffle_word((u32)here, lane_id() ^ i));
+			found = max_of(found, here);
+			before += (i32)shuffle_word((u32)up_to, FMHA_WAVE - 1);
+			if (writes && b < a.sequences.batch)
+				write_rows(b, goes && mine < a.n_places, mine);
+		}
+		return found;
+	}
+	METHOD void write_rows(i32 b, bool goes, i32 place) const
+	{
+		const i32 rows = find_sequence(a.sequences, &a.cache, b).n_q;
+
+		a.rows_kept[b] = goes ? 0 : rows;
+		a.rows_widened[b] = goes ? rows : 0;
+		a.places[b] = goes ? place : 0;
+	}
+
+	template <class E> METHOD void widen(i32 place) const
 	{
 		const i32 n_runs = grid_widen_runs(&a);
 		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
@@ -353,7 +402,7 @@ template <class C> struct Append {
 		n -= is_v ? n_runs : 0;
 		first = n / a.nhead_k * GRID_WIDEN_KEYS;
 		if (n < n_runs && first < seq.n_k)
-			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, is_v, first,
+			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, place, is_v, first,
 				     n % a.nhead_k);
 	}
 
@@ -364,14 +413,19 @@ template <class C> struct Append {
 
 		if (a.widens) /* attention follows, and waits */
 			let_next_stage_begin();
-		seq = find_sequence(a.sequences, &a.cache, block_id_z());
+		i32 place = block_id_z(), b = place;
+
+		if constexpr (NARROW)
+			if (a.widens && a.few_rows && (b = sequence_of(place)) < 0)
+				return;
+		seq = find_sequence(a.sequences, &a.cache, b);
 		seq.n_k += seq.leftpad;
 		seq.leftpad = 0; /* positions count the padding */
 		if constexpr (NARROW) {
 			if (a.widens && a.new_dtype == ABI_F16)
-				return widen<F16>();
+				return widen<F16>(place);
 			if (a.widens)
-				return widen<BF16>();
+				return widen<BF16>(place);
 		}
 		before = max_of(a.sequences.seqlen_k ? seq.n_k : seq.n_k - a.seqlen_new, 0);
 		if (n < n_keys) {

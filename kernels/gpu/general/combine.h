@@ -206,16 +206,24 @@ struct Combine {
 	METHOD void run(char *lds)
 	{
 		wait_for_stage_before();
-		i32 waves = grid_combine_waves(a.n_splits, WAVES), wave = wave_id();
-		WaveRow at = WaveRow::of(grid_row(block_id_x(), WAVES / waves, wave / waves),
-					 a.nhead_q);
-		Sequence v = find_sequence(a.sequences, 0, block_id_z());
+		const i32 waves = grid_combine_waves(a.n_splits, WAVES), rows = WAVES / waves;
+		const Sequence v = find_sequence(a.sequences, 0, block_id_z());
+		const i32 n_q = v.n_q < a.min_seqlen_q ? 0 : v.n_q;
+		i32 index = grid_row(block_id_x(), rows, 0);
+
+		/* All of a block's waves have to be there: others' rows have barriers. */
+		do {
+			merge_row(lds, v, n_q, waves,
+				  WaveRow::of(index + wave_id() / waves, a.nhead_q));
+			index += ceil_div((i32)grid_combine_rows(&a) * a.nhead_q, rows) * rows;
+		} while (a.few_rows > 0 && index < n_q * a.nhead_q);
+	}
+
+	METHOD void merge_row(char *lds, const Sequence &v, i32 n_q, i32 waves, const WaveRow &at)
+	{
+		i32 wave = wave_id() % waves;
 		i32 width = grid_combine_lanes(a.hdim_v, FMHA_WAVE), groups = FMHA_WAVE / width;
 
-		/* but the block's other rows have barriers */
-		bool is_idle = at.row >= v.n_q || v.n_q < a.min_seqlen_q;
-
-		wave %= waves;
 		lse = a.lse_parts.data + rows_offset(a.lse_parts, v, at.row, at.head);
 		from = q_offset(a.o_parts, v, at.row, at.head);
 
@@ -224,7 +232,7 @@ struct Combine {
 		bool plain = is_plain();
 
 		i32 d = (block_id_y() * width + lane_id() % width) * 4;
-		bool exists = d < a.hdim_v && !is_idle;
+		bool exists = d < a.hdim_v && at.row < n_q;
 		Merged sum = {minus_infinity(), 0, {}};
 
 		if (exists)

@@ -6,7 +6,8 @@
  * every start, length and page lies inside of the tensors.
  *
  * Plain functions that C and device C++ both read, in steps with a barrier between them: threads of
- * one block own runs of sequences, and running maxima and sums over the runs before theirs come out
+ * one block own runs of sequences, of one each while that is enough, since what a thread does in
+ * turn is loads that wait for memory. Running maxima and sums over the runs before theirs come out
  * of what each has left in memory of the block.
  */
 #ifndef FMHA_GPU_PREPARE_H
@@ -21,21 +22,23 @@
 #endif
 
 #define PREPARE_THREADS 256
-#define PREPARE_RUN     8 /* sequences that are worth a thread */
-
-/* What the threads of a block tell each other: of their run, the largest start, and dq_acc. */
-struct prepare_shared {
-	abi_i32 q[PREPARE_THREADS], k[PREPARE_THREADS], pages[PREPARE_THREADS];
-	abi_i64 dq_acc[PREPARE_THREADS]; /* elements */
-};
-
-struct prepare_run {
-	abi_i32 begin, end; /* sequences */
-};
+#define PREPARE_SQUAD   16 /* threads whose runs are looked at as one by those behind them */
+#define PREPARE_SQUADS  (PREPARE_THREADS / PREPARE_SQUAD)
 
 /* Where the next sequence starts at the earliest. */
 struct prepare_starts {
 	abi_i32 q, k, pages;
+};
+
+/* What the threads of a block tell each other: of their run, and of a squad's, the largest start
+ * and dq_acc. */
+struct prepare_shared {
+	struct prepare_starts starts[PREPARE_THREADS], squads[PREPARE_SQUADS];
+	abi_i64 dq_acc[PREPARE_THREADS], dq_acc_squads[PREPARE_SQUADS]; /* elements */
+};
+
+struct prepare_run {
+	abi_i32 begin, end; /* sequences */
 };
 
 /* One sequence, as kernels are to see it. */
@@ -77,7 +80,7 @@ PREPARE_FN struct prepare_run prepare_run_of(const struct abi_prepare_args *a, a
 	abi_i32 batch = a->sequences.batch, n = (batch + PREPARE_THREADS - 1) / PREPARE_THREADS;
 	struct prepare_run run;
 
-	n = n > PREPARE_RUN ? n : PREPARE_RUN;
+	n = n > 1 ? n : 1;
 	run.begin = thread < batch / n + 1 ? thread * n : batch;
 	run.end = batch - run.begin > n ? run.begin + n : batch;
 	return run;
@@ -198,9 +201,28 @@ PREPARE_FN void prepare_first_step(const struct abi_prepare_args *a, abi_i32 thr
 
 	for (abi_i32 b = run.begin; b < run.end; b++)
 		most = prepare_starts_of(a, b, most);
-	shared->q[thread] = most.q;
-	shared->k[thread] = most.k;
-	shared->pages[thread] = most.pages;
+	shared->starts[thread] = most;
+}
+
+PREPARE_FN struct prepare_starts prepare_latest(const struct prepare_starts *list, abi_i32 begin,
+						abi_i32 end, struct prepare_starts most)
+{
+	for (abi_i32 i = begin; i < end; i++) {
+		most.q = prepare_later(most.q, list[i].q);
+		most.k = prepare_later(most.k, list[i].k);
+		most.pages = prepare_later(most.pages, list[i].pages);
+	}
+	return most;
+}
+
+PREPARE_FN void prepare_second_step(abi_i32 thread, struct prepare_shared *shared)
+{
+	struct prepare_starts none = {0, 0, 0};
+	abi_i32 begin = thread * PREPARE_SQUAD;
+
+	if (thread < PREPARE_SQUADS)
+		shared->squads[thread] = prepare_latest(shared->starts, begin,
+							begin + PREPARE_SQUAD, none);
 }
 
 /* Where the run of @thread starts. */
@@ -209,19 +231,16 @@ PREPARE_FN struct prepare_starts prepare_starts_before(const struct abi_prepare_
 						       const struct prepare_shared *shared)
 {
 	struct prepare_starts most = {0, 0, 0};
+	abi_i32 squad = thread / PREPARE_SQUAD;
 
 	if (prepare_run_of(a, thread).begin == a->sequences.batch)
 		return most;
-	for (abi_i32 i = 0; i < thread; i++) {
-		most.q = prepare_later(most.q, shared->q[i]);
-		most.k = prepare_later(most.k, shared->k[i]);
-		most.pages = prepare_later(most.pages, shared->pages[i]);
-	}
-	return most;
+	most = prepare_latest(shared->squads, 0, squad, most);
+	return prepare_latest(shared->starts, squad * PREPARE_SQUAD, thread, most);
 }
 
-PREPARE_FN void prepare_second_step(const struct abi_prepare_args *a, abi_i32 thread,
-				    struct prepare_shared *shared)
+PREPARE_FN void prepare_third_step(const struct abi_prepare_args *a, abi_i32 thread,
+				   struct prepare_shared *shared)
 {
 	struct prepare_run run = prepare_run_of(a, thread);
 	struct prepare_starts from = prepare_starts_before(a, thread, shared);
@@ -239,12 +258,32 @@ PREPARE_FN void prepare_second_step(const struct abi_prepare_args *a, abi_i32 th
 		prepare_put_starts(a, run.end, prepare_starts_of(a, run.end, from));
 }
 
-PREPARE_FN void prepare_third_step(const struct abi_prepare_args *a, abi_i32 thread,
-				   const struct prepare_shared *shared)
+PREPARE_FN abi_i64 prepare_sum(const abi_i64 *list, abi_i32 begin, abi_i32 end)
+{
+	abi_i64 sum = 0;
+
+	for (abi_i32 i = begin; i < end; i++)
+		sum += list[i];
+	return sum;
+}
+
+PREPARE_FN void prepare_fourth_step(const struct abi_prepare_args *a, abi_i32 thread,
+				    struct prepare_shared *shared)
+{
+	abi_i32 begin = thread * PREPARE_SQUAD;
+
+	if (a->dq_acc_offsets && thread < PREPARE_SQUADS)
+		shared->dq_acc_squads[thread] =
+			prepare_sum(shared->dq_acc, begin, begin + PREPARE_SQUAD);
+}
+
+PREPARE_FN void prepare_last_step(const struct abi_prepare_args *a, abi_i32 thread,
+				  const struct prepare_shared *shared)
 {
 	struct prepare_run run = prepare_run_of(a, thread);
 	struct prepare_starts from = prepare_starts_before(a, thread, shared);
-	abi_i64 offset = 0;
+	abi_i32 squad = thread / PREPARE_SQUAD;
+	abi_i64 offset;
 
 	if (thread == 0 && a->nsplits && a->sequences.batch == 0)
 		a->nsplits[0] = a->dq_splits;
@@ -252,8 +291,10 @@ PREPARE_FN void prepare_third_step(const struct abi_prepare_args *a, abi_i32 thr
 		return;
 	if (thread == 0)
 		a->dq_acc_offsets[0] = 0;
-	for (abi_i32 i = 0; run.begin < run.end && i < thread; i++)
-		offset += shared->dq_acc[i];
+	if (run.begin >= run.end)
+		return;
+	offset = prepare_sum(shared->dq_acc_squads, 0, squad) +
+		 prepare_sum(shared->dq_acc, squad * PREPARE_SQUAD, thread);
 	for (abi_i32 b = run.begin; b < run.end; b++) {
 		from = prepare_starts_of(a, b, from);
 		offset += prepare_sequence_of(a, b, from).dq_acc;
@@ -261,11 +302,38 @@ PREPARE_FN void prepare_third_step(const struct abi_prepare_args *a, abi_i32 thr
 	}
 }
 
-/* ---- page numbers: every thread of the grid takes its share ---- */
+/* One of PREPARE_STEPS, between which all threads of the block wait for each other. */
+#define PREPARE_STEPS 5
+PREPARE_FN void prepare_step(const struct abi_prepare_args *a, int step, abi_i32 thread,
+			     struct prepare_shared *shared)
+{
+	switch (step) {
+	case 0:
+		prepare_first_step(a, thread, shared);
+		break;
+	case 1:
+		prepare_second_step(thread, shared);
+		break;
+	case 2:
+		prepare_third_step(a, thread, shared);
+		break;
+	case 3:
+		prepare_fourth_step(a, thread, shared);
+		break;
+	default:
+		prepare_last_step(a, thread, shared);
+	}
+}
 
-PREPARE_FN void prepare_pages(const struct abi_prepare_args *a, abi_i64 thread, abi_i64 n_threads)
+/* ---- page numbers: every thread of the other blocks takes its share ---- */
+
+/* @block: above 0. */
+PREPARE_FN void prepare_pages(const struct abi_prepare_args *a, abi_i32 block,
+			      abi_i32 thread_of_block)
 {
 	const struct abi_kv_cache *cache = &a->cache;
+	abi_i64 thread = (abi_i64)(block - 1) * PREPARE_THREADS + thread_of_block;
+	abi_i64 n_threads = (abi_i64)(a->grid - 1) * PREPARE_THREADS;
 	abi_i64 n_blocks = (abi_i64)a->table_rows * cache->max_blocks;
 
 	for (abi_i64 i = thread; cache->kv_page_indices && i < cache->n_page_indices;

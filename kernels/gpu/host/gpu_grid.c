@@ -83,7 +83,7 @@ static int set_combine(const struct gpu_kernel *k, const struct abi_combine_args
 	    lanes = grid_combine_lanes(a->hdim_v, (int)k->block[0] / waves);
 
 	return set_rows(k, waves / grid_combine_waves(a->n_splits, waves),
-			grid_query_rows(&a->sequences, a->nhead_q), grid_ceil(a->hdim_v, 4 * lanes),
+			grid_combine_rows(a) * a->nhead_q, grid_ceil(a->hdim_v, 4 * lanes),
 			a->sequences.batch, ret_grid);
 }
 
@@ -111,7 +111,9 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	case ABI_FWD_APPENDKV:
 		if (append->widens)
 			return set_rows(kernel, waves, 2 * grid_widen_runs(append), 1,
-					append->sequences.batch, ret_grid);
+					append->few_rows ? append->n_places
+							 : append->sequences.batch,
+					ret_grid);
 		return set_rows(
 			kernel, waves,
 			2 * grid_append_keys(append) +
@@ -139,11 +141,11 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	}
 }
 
-/* One block for the sequences, and as many as find work among the page numbers. */
+/* One block for the sequences, and for page numbers as many as have one a thread. */
 void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *a, uint32_t ret_grid[3])
 {
 	abi_i64 words = a->cache.n_page_indices + (abi_i64)a->table_rows * a->cache.max_blocks;
-	abi_i64 blocks = 1 + words / (4 * PREPARE_THREADS);
+	abi_i64 blocks = 1 + (words + PREPARE_THREADS - 1) / PREPARE_THREADS;
 
 	a->grid = (abi_i32)(blocks < units ? blocks : units);
 	ret_grid[0] = (uint32_t)a->grid;

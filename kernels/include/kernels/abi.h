@@ -208,6 +208,7 @@ struct abi_combine_args {
 	abi_i32 nhead_q, hdim_v;
 	abi_i32 min_seqlen_q;
 	abi_i32 o_parts_dtype, o_dtype;
+	abi_i32 few_rows; /* that most sequences have at most; 0: they are like the longest one */
 };
 
 /* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there;
@@ -241,6 +242,11 @@ struct abi_appendkv_args {
 	abi_i64 slots_stride_batch, slots_stride_seq;
 	const abi_i64 *positions; /* 0: no rope, or by lengths */
 	abi_i64 positions_stride_batch, positions_stride_seq;
+	/* widens: sequences of up to so many rows stay as they are, and those for which k_new and v_new have
+	 * no place, which are n_places; 0: none, each has the place of its number. Then it is written who
+	 * does: [batch] each, rows of a sequence that stays, of one that is widened, and its place. */
+	abi_i32 few_rows, n_places;
+	abi_i32 *rows_kept, *rows_widened, *places;
 };
 
 /*

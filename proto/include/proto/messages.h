@@ -15,7 +15,7 @@
 #define PROTO_VERSION      2 /* 2: tensors may say their extents */
 #define PROTO_VERSION_OLD  1 /* the lowest that the daemon speaks */
 #define PROTO_MAX_DEVICES  16
-#define PROTO_MAX_STAGES   4
+#define PROTO_MAX_STAGES   5
 #define PROTO_MAX_REBINDS  16
 #define PROTO_MAX_FENCES   4
 #define PROTO_NAME_BYTES   64               /* device, client and set names, NUL included */

@@ -9,14 +9,12 @@ static inline void prepare_on_host(const struct abi_prepare_args *args)
 {
 	struct prepare_shared shared;
 
-	for (abi_i64 i = 0; i < (abi_i64)args->grid * PREPARE_THREADS; i++)
-		prepare_pages(args, i, (abi_i64)args->grid * PREPARE_THREADS);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_first_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_second_step(args, i, &shared);
-	for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
-		prepare_third_step(args, i, &shared);
+	for (abi_i32 block = 1; block < args->grid; block++)
+		for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+			prepare_pages(args, block, i);
+	for (int step = 0; step < PREPARE_STEPS; step++)
+		for (abi_i32 i = 0; i < PREPARE_THREADS; i++)
+			prepare_step(args, step, i, &shared);
 }
 
 #endif

@@ -44,7 +44,7 @@ static bool prepare(struct runner *r, struct prepared *p)
 	bases.at[LAUNCH_WORKSPACE] = (uintptr_t)p->workspace;
 	launch_bind(&p->local.launches[0], &bases, &args);
 	p->args = args.prepare;
-	p->args.grid = 1 + random_pick(r, 3); /* as a device would say */
+	p->args.grid = 2 + random_pick(r, 3); /* as a device would say */
 	prepare_on_host(&p->args);
 	return true;
 }

@@ -24,7 +24,7 @@
 #include <proto/problem.h>
 #include <specs/spec.h>
 
-#define PLAN_MAX_STAGES   4
+#define PLAN_MAX_STAGES   5
 #define PLAN_MAX_SPLITS   1024
 #define PLAN_KERNEL_BYTES 256
 #define PLAN_ALIGNMENT    256 /* of the workspace and of every stage's share */
@@ -42,6 +42,8 @@ enum plan_basis {
 		PLAN_N_BASES
 };
 const char *plan_basis_name(enum plan_basis basis);
+
+#define PLAN_FEW_STAGES 2
 
 struct plan_stage {
 	enum abi_family family;
@@ -68,9 +70,11 @@ struct plan_stage {
 struct plan_layout {
 	uint64_t q_rotated; /* append + attention: q after the rotary embedding, packed */
 	uint64_t wide_k,
-		wide_v; /* widens: [batch, nhead_k, seqlen_k, hdim] or [nhead_k, total_k, hdim] */
-	uint64_t o_acc, lse_acc; /* split-KV partials, f32 */
-	uint64_t nsplits;        /* backward head: int32 [batch or 1] */
+		wide_v; /* widens: [places, nhead_k, seqlen_k, hdim] or [nhead_k, total_k, hdim] */
+	uint64_t by_rows;                /* few: int32 [3, batch], as abi_appendkv_args has them */
+	uint64_t few_o_acc, few_lse_acc; /* few: their partials, f32 */
+	uint64_t o_acc, lse_acc;         /* split-KV partials, f32 */
+	uint64_t nsplits;                /* backward head: int32 [batch or 1] */
 	uint64_t dq_acc_offsets; /* backward head, group mode: int64 [batch + 1], elements */
 	uint64_t d;              /* f32 [batch, nhead_q, seqlen_q] or [nhead_q, total_q] */
 	uint64_t dq_acc;         /* f32, compact; ends the workspace */
@@ -122,6 +126,11 @@ struct plan {
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
 	uint32_t append;                      /* stage 0 writes k_new, v_new into the cache */
 	uint32_t widens; /* the next stage writes the cache's keys as q's type into the workspace */
+	uint32_t
+		few; /* the stages behind that one, splits and their merge, which serve sequences of
+			  * few rows over the cache as it is: PLAN_FEW_STAGES, or 0: all are widened */
+	int32_t few_rows, few_parts; /* up to how many; parts that a row may have */
+	int32_t wide_places;         /* few: for so many sequences, longer ones in their order */
 	uint8_t misaligned[FMHA_N_TENSORS]; /* bytes past a multiple of LAUNCH_ALIGNMENT */
 	uint32_t n_views;
 	struct plan_view views[FMHA_N_TENSORS];
