@@ -61,22 +61,26 @@ template <> struct Widening<F16, I8> {
 /* bf16 counts ones up to 255: seven bits behind 0x43 are 128 and they, less 128 or, of a negative
  * number, 256. */
 template <> struct Widening<BF16, I8> {
-	METHOD static u32 sum(u32 pair, u32 less)
+	METHOD static u32 difference(u32 pair, u32 less)
 	{
 		u32 y;
+#if __CUDA_ARCH__ >= 900
+		asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(pair), "r"(less));
+#else
 		asm("fma.rn.bf16x2 %0, %1, %2, %3;"
 		    : "=r"(y)
-		    : "r"(pair), "r"(0x3f803f80u), "r"(less));
+		    : "r"(less), "r"(0xbf80bf80u), "r"(pair));
+#endif
 		return y;
 	}
 	METHOD static void widen(u32 word, u32 *low, u32 *high)
 	{
 		u32 bits = word & 0x7f7f7f7fu, sign = word & 0x80808080u;
 
-		*low = sum(__byte_perm(bits, 0x43434343u, 0x4140),
-			   __byte_perm(sign, 0xc3c3c3c3u, 0x4140));
-		*high = sum(__byte_perm(bits, 0x43434343u, 0x4342),
-			    __byte_perm(sign, 0xc3c3c3c3u, 0x4342));
+		*low = difference(__byte_perm(bits, 0x43434343u, 0x4140),
+				  __byte_perm(sign, 0x43434343u, 0x4140));
+		*high = difference(__byte_perm(bits, 0x43434343u, 0x4342),
+				   __byte_perm(sign, 0x43434343u, 0x4342));
 	}
 };
 #endif
