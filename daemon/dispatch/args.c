@@ -451,8 +451,9 @@ static void fill_own_partials(const struct plan *plan, uint32_t stage,
 	a->o_parts.data = workspace(bases, parts.o_acc);
 	a->lse_parts.data = workspace(bases, parts.lse_acc);
 	a->n_splits = parts.n;
-	if (plan_stage_few(plan, stage))
-		a->few_rows = plan->few_rows;
+	/* Of those that are widened there are few, whose rows an eighth of all blocks takes. */
+	a->few_rows = plan_stage_few(plan, stage) ? plan->few_rows
+						  : (abi_i32)ceil_div(a->sequences.seqlen_q_max, 8);
 	take_rows(plan, stage, bases, &a->sequences);
 }
 

@@ -225,20 +225,29 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 	}
 }
 
+static int32_t count_above(const struct abi_appendkv_args *a, int32_t few, int32_t end)
+{
+	int32_t n = 0;
+
+	for (int32_t b = 0; b < end; b++)
+		n += view_sequence(&a->sequences, &a->cache, b).q_len > few;
+	return n;
+}
+
 /* Whether a sequence is widened, where some are not, and where to. */
 static bool find_place(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t b,
 		       int32_t *ret_place)
 {
-	int32_t before = 0;
-	bool goes = v->q_len > a->few_rows;
+	int32_t few = a->few_rows;
+	bool goes;
 
-	for (int32_t i = 0; i < b; i++)
-		before += view_sequence(&a->sequences, &a->cache, i).q_len > a->few_rows;
-	goes = goes && before < a->n_places;
+	while (count_above(a, few, a->sequences.batch) > a->n_places)
+		few *= 2;
+	goes = v->q_len > few;
+	*ret_place = count_above(a, few, b);
 	a->rows_kept[b] = goes ? 0 : v->q_len;
 	a->rows_widened[b] = goes ? v->q_len : 0;
-	a->places[b] = goes ? before : 0;
-	*ret_place = before;
+	a->places[b] = goes ? *ret_place : 0;
 	return goes;
 }
 

@@ -345,10 +345,29 @@ template <class C> struct Append {
 		}
 	}
 
-	METHOD bool has_many_rows(i32 b) const
+	METHOD bool has_many_rows(i32 b, i32 few) const
 	{
 		return b < a.sequences.batch &&
-		       find_sequence(a.sequences, &a.cache, b).n_q > a.few_rows;
+		       find_sequence(a.sequences, &a.cache, b).n_q > few;
+	}
+
+	/* As many rows as leave no more sequences with more than there are places. */
+	METHOD i32 most_few_rows() const
+	{
+		i32 few = a.few_rows, n;
+
+		NO_UNROLL
+		for (;; few *= 2) {
+			n = 0;
+			NO_UNROLL
+			for (i32 b = lane_id(); b < a.sequences.batch; b += FMHA_WAVE)
+				n += has_many_rows(b, few);
+			UNROLL
+			for (i32 i = 1; i < FMHA_WAVE; i *= 2)
+				n += (i32)shuffle_word((u32)n, lane_id() ^ i);
+			if (n <= a.n_places || few > a.sequences.seqlen_q_max)
+				return few;
+		}
 	}
 
 	/* Places are given in the order of sequences. Every wave of a block looks for its place's,
@@ -356,12 +375,13 @@ template <class C> struct Append {
 	METHOD i32 sequence_of(i32 place) const
 	{
 		const bool writes = block_id_x() == 0 && place == 0 && wave_id() == 0;
+		const i32 few = most_few_rows();
 		i32 before = 0, found = -1;
 
 		NO_UNROLL
 		for (i32 first = 0; first < a.sequences.batch && (writes || before <= place);
 		     first += FMHA_WAVE) {
-			const i32 b = first + lane_id(), goes = has_many_rows(b);
+			const i32 b = first + lane_id(), goes = has_many_rows(b, few);
 			i32 up_to = goes;
 
 			UNROLL

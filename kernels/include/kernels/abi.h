@@ -241,9 +241,10 @@ struct abi_appendkv_args {
 	abi_i64 slots_stride_batch, slots_stride_seq;
 	const abi_i64 *positions; /* 0: no rope, or by lengths */
 	abi_i64 positions_stride_batch, positions_stride_seq;
-	/* widens: sequences of up to so many rows stay as they are, and those for which k_new and v_new have
-	 * no place, which are n_places; 0: none, each has the place of its number. Then it is written who
-	 * does: [batch] each, rows of a sequence that stays, of one that is widened, and its place. */
+	/* widens: sequences of up to so many rows stay as they are; if k_new and v_new have not as many places
+	 * as there are others, which are n_places, of up to twice as many, and so on. 0: none stays, each has
+	 * the place of its number. Then it is written who does: [batch] each, rows of a sequence that stays, of
+	 * one that is widened, and its place. */
 	abi_i32 few_rows, n_places;
 	abi_i32 *rows_kept, *rows_widened, *places;
 };
