@@ -8,25 +8,23 @@
  * in float32 that have to be added. The time is estimated of every number of parts that divides the
  * heads:
  *
- * blocks   in the order in which they start, each on the unit that is free first; one takes as long
- * as its tiles of
- *            queries, and BLOCK_TILES more
- *   tile     its products at UNIT_FLOPS
- * parts    8 bytes for each element of dK and dV, written and read, at PART_BYTES; none of one part
+ *   blocks   in the order in which they start, each on the unit that is free first; one takes as
+ *            long as its tiles of queries, and BLOCK_TILES more
+ *   tile     its products, at what a unit does
+ *   parts    8 bytes for each element of dK and dV, written and read, at PART_BYTES; none of one
+ *            part
  *
- * The fewest parts are taken whose time is below WORTH of one part's, of more where they gain 2 %
- * again.
+ * The fewest parts are taken whose time is below WORTH of one part's, and more of them where they
+ * gain 2 % again. Their sums are bounded by the blocks: 1.1 GB.
  *
  * Worked, 132 units, 64 queries x 128 keys of 128 dims: a tile of 10.5 M operations takes 2.28 us.
- * 1 sequence of 16 heads that share 2, 4,096 rows and keys: 64 blocks of 64 * 8 + 2 tiles, one
- * round: 1,172 us. 2
- * parts are 128 blocks of 258, one round, too: 588 us, and 13 for 4 M elements. 4 and 8 fill no
- * more of it.
- * 32 share 8, 5,120: 320 blocks of 80 * 4 + 2, three rounds: 2,203 us. 2 parts: 640 of 162, five
- * rounds: 1,847, and
- *     67. 4 parts: ten rounds of 82: 1,870, and 134.
- * 32 share 8, 8,192: 512 of 514, four rounds: 4,688 us; 2 parts eight rounds of 258, and 107:
- * 4,813. One part.
+ *   1 sequence of 16 heads that share 2, 4,096 rows and keys: 64 blocks of 64 * 8 + 2 tiles, one
+ *     round: 1,172 us. 2 parts are 128 blocks of 258, one round, too: 588 us, and 13 for 4 M
+ *     elements. 4 and 8 fill no more of it.
+ *   32 share 8, 5,120: 320 blocks of 80 * 4 + 2, three rounds: 2,202 us. 2 parts: 640 of 162, five
+ *     rounds: 1,847, and 67. 4 parts: ten rounds of 82: 1,869, and 134.
+ *   32 share 8, 8,192: 512 of 514, four rounds: 4,687 us; 2 parts eight rounds of 258, and 107:
+ *     4,812. One part.
  */
 #include <kernels/gpu_kernel.h>
 
@@ -37,7 +35,6 @@
 #define PART_BYTES  2.5e6 /* a microsecond */
 #define WORTH	    0.96
 #define WORTH_MORE  0.98
-#define MOST_BYTES  ((double)(UINT64_C(2) << 30)) /* of the workspace */
 
 /* The last of so many rounds is a small part of the time. */
 #define MOST_ROUNDS 32
@@ -57,16 +54,21 @@ static double tile_us(const struct gpu_tile *t)
 	return 2.0 * t->tile_m * t->tile_n * (3 * t->hdim_q + 2 * t->hdim_v) / unit_flops(t);
 }
 
-/* Sequences of the greatest lengths: packed ones are fewer, and which lengths they have nobody
- * knows. */
+/* Sequences of the greatest length that come to as much, since nobody knows how long packed ones
+ * are. */
+static int64_t long_ones(int64_t batch, const abi_i32 *starts, int64_t total, int64_t longest)
+{
+	int64_t n = starts && longest > 0 ? (total + longest / 2) / longest : batch;
+
+	return n < 1 ? 1 : n < batch ? n : batch;
+}
+
 static int64_t sequences_of(const struct abi_sequences *s)
 {
-	int64_t n;
+	int64_t by_rows = long_ones(s->batch, s->seqstart_q, s->total_q, s->seqlen_q_max);
+	int64_t by_keys = long_ones(s->batch, s->seqstart_k, s->total_k, s->seqlen_k_max);
 
-	if (!s->seqstart_q || s->seqlen_q_max == 0)
-		return s->batch;
-	n = grid_ceil(s->total_q, s->seqlen_q_max);
-	return n < s->batch ? n : s->batch;
+	return by_rows > by_keys ? by_rows : by_keys;
 }
 
 static int is_masked(const struct abi_band *b)
@@ -164,7 +166,6 @@ int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units, const stru
 	const struct abi_sequences *s = &a->sequences;
 	int64_t n_units = units < 1 ? 1 : units < MOST_UNITS ? units : MOST_UNITS;
 	int64_t most = MOST_ROUNDS * n_units, group = a->nhead_k ? a->nhead_q / a->nhead_k : 1;
-	/* More than an int's range is more than most, too. */
 	double blocks = (double)grid_ceil(s->seqlen_k_max, tile->tile_n) *
 			(double)(sequences_of(s) * a->nhead_k);
 	int32_t best = 1;
@@ -178,7 +179,7 @@ int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units, const stru
 	for (int64_t n = 2; n <= group && blocks * (double)n <= 2 * (double)most; n++) {
 		double worth = best == 1 ? WORTH : WORTH_MORE, us;
 
-		if (group % n != 0 || parts_bytes(a, n) > MOST_BYTES)
+		if (group % n != 0)
 			continue;
 		us = all_blocks(a, tile, n, n_units) * tile_us(tile) +
 		     2 * parts_bytes(a, n) / PART_BYTES;
