@@ -629,6 +629,10 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 	a->dq_tile_rows = plan->dq_tile_rows;
 	a->dq_tile_floats = plan->dq_tile_floats;
 	a->dq_split_keys = plan->dq_split_keys;
+	if (plan->kv_parts <= 1)
+		return;
+	a->kv_parts = plan->kv_parts;
+	a->kv_acc = workspace(bases, plan->layout.kv_acc);
 }
 
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
@@ -800,6 +804,7 @@ static const uint16_t bwd_addresses[] = {
 	AT(bwd, dlse.data),  AT(bwd, alibi_slopes),   AT(bwd, sink),
 	AT(bwd, dsink),      SEQUENCES(bwd),          MASK(bwd),
 	AT(bwd, nsplits),    AT(bwd, dq_acc_offsets), AT(bwd, dq_acc),
+	AT(bwd, kv_acc),
 };
 static const uint16_t prepare_addresses[] = {
 	AT(prepare, seqstart_q.data),

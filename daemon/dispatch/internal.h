@@ -226,12 +226,17 @@ enum dq_mode {
 };
 
 struct bwd_workspace {
-	uint64_t nsplits, dq_acc_offsets, d, bytes; /* offsets; total but for dq_acc */
+	uint64_t nsplits, dq_acc_offsets, d, kv_acc, bytes; /* offsets; total but for dq_acc */
 	uint64_t head_bytes, dq_acc_bytes;
 	int32_t dq_splits; /* the largest */
 	bool zero;
 };
 
+/* Keys of all sequences: rows of a head in kv_acc. */
+static inline int64_t plan_total_k(const struct plan *plan)
+{
+	return plan->axes.k.outer * plan->axes.k.length;
+}
 /* DQ_TILES: those of all heads and sequences, at most. */
 int64_t bwd_workspace_tiles(const struct plan *plan);
 int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers);

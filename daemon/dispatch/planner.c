@@ -285,6 +285,19 @@ static bool find_without_spec(const struct planner *b, const struct attempt *att
 	return true;
 }
 
+bool planner_launch_again(struct planner *b, uint32_t index)
+{
+	const struct plan_device *device = b->device;
+	struct plan_stage *stage = &b->plan->stages[index];
+	struct launch_bases bases = args_placeholders(b->plan);
+	union abi_args args;
+	const char *why;
+
+	args_fill(b->plan, index, &bases, &args);
+	return device->find &&
+	       device->find(device->owner, stage->family, stage->dtype, &args, stage, &why) == 0;
+}
+
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;

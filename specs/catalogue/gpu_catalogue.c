@@ -287,6 +287,21 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 		  ? SPEC_V_IN_K                                                                    \
 		  : 0) |                                                                           \
 	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD ? SPEC_SPLITS_DQ : 0) | SPEC_WRITES_DQ)
+
+static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
+{
+	const struct kernel_tile *t = &spec->tile;
+
+	return (struct gpu_tile){.pipeline = pipeline,
+				 .tile_m = t->tile_m0,
+				 .tile_n = t->tile_n0,
+				 .hdim_q = t->tile_k0max,
+				 .hdim_v = t->tile_n1,
+				 .waves_m = t->wave_m0,
+				 .waves_n = t->wave_n0,
+				 .blocks_per_cu = spec->block_per_cu};
+}
+
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)
 {
@@ -296,8 +311,17 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max);
 }
 
+static int32_t kv_parts(const struct kernel_spec *spec, uint32_t units,
+			const struct abi_bwd_args *args, double ret_us[2])
+{
+	const struct gpu_tile tile = tile_of(GPU_WGMMA, spec);
+
+	return gpu_kernel_parts(&tile, units, args, ret_us);
+}
+
 #define PIPELINE(id, name, cores, pack, folder, loop)                                              \
-	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL},
+	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL,                               \
+	 (id) == GPU_WGMMA ? kv_parts : NULL},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
@@ -315,20 +339,6 @@ static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)
 static int is_small(const struct kernel_spec *spec)
 {
 	return !(TRAITS_SCORES >> spec->signature.family & 1);
-}
-
-static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
-{
-	const struct kernel_tile *t = &spec->tile;
-
-	return (struct gpu_tile){.pipeline = pipeline,
-				 .tile_m = t->tile_m0,
-				 .tile_n = t->tile_n0,
-				 .hdim_q = t->tile_k0max,
-				 .hdim_v = t->tile_n1,
-				 .waves_m = t->wave_m0,
-				 .waves_n = t->wave_n0,
-				 .blocks_per_cu = spec->block_per_cu};
 }
 
 /* The number of a pipeline in this file; it may be another backend's, or nobody's. */

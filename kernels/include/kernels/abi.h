@@ -255,9 +255,11 @@ struct abi_appendkv_args {
  *         16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
  *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q],
- *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is.
+ *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is;
+ *         with kv_parts above 1 kv_acc f32: rows of dK, [nhead_k, kv_parts, total_k, hdim_q], then as many of dV.
  * dot_do_o writes d = rowsum(dO * O) - dlse, and dsink where asked, on GPUs zeros in dBias at
- * columns without a key too; dq_dk_dv writes dK, dV, dBias and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
+ * columns without a key too; dq_dk_dv writes dK, dV, dBias and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds,
+ * and so it does with the parts of dK and dV.
  */
 struct abi_bwd_args {
 	struct abi_tensor q, k, v, o, d_o;
@@ -286,6 +288,11 @@ struct abi_bwd_args {
 	/* dq_acc in tiles of so many rows, of so many elements each; 0: row by row */
 	abi_i32 dq_tile_rows, dq_tile_floats;
 	abi_i32 dq_split_keys; /* keys that share a split of dq_acc, ceil(seqlen_k_i / them) splits at least; 0: all */
+	/* Above 1: so many parts has a group of heads, of as many heads one after the other, and each has sums of
+	 * dK and dV of its own, which convert_dq adds. For loops that know it alone. */
+	abi_i32 kv_parts;
+	abi_i32 reserved;
+	float *kv_acc; /* 0: dq_dk_dv writes dK and dV */
 };
 
 /* A list of integers as its owner has it: element i at data[i * stride]; 0: absent. */

@@ -268,6 +268,40 @@ static void warpgroups_sum_heads_in_a_block(void **state)
 	assert_int_equal(grid[0], 5 * 8 * 2);
 }
 
+/* Parts of heads have blocks of their own, and what adds them a thread for eight elements, head by head. */
+static void heads_in_parts_have_blocks(void **state)
+{
+	const struct gpu_tile tile = {GPU_WGMMA, 64, 64, 192, 128, 8, 1, 1};
+	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
+	struct abi_bwd_args a = {.nhead_q = 12, .nhead_k = 2, .hdim_q = 192, .hdim_v = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 501;
+	a.dq_tile_rows = 64;
+	a.dq_tile_floats = 64 * 192 + 64;
+	for (a.kv_parts = 0; a.kv_parts <= 3; a.kv_parts += 3) {
+		uint32_t parts = a.kv_parts > 1 ? 3 : 1;
+
+		assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 0);
+		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+		assert_int_equal(grid[0], 8 * 2 * parts * 3);
+		assert_int_equal(make("sm_90a", ABI_BWD_CONVERT_DQ, &bf16, &convert, &k), 0);
+		assert_int_equal(k.block[0], GRID_CONVERT_THREADS);
+		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+		/* 5 tiles of 3 chunks a head; 501 rows of 24 + 16 eights, 128 of them a block. */
+		assert_int_equal(grid[0], 5 * 3 * 12 + (parts > 1 ? 157 * 2 : 0));
+		assert_int_equal(grid[2], 3);
+	}
+	/* What blocks of convert_dq count fits their integers, or is refused. */
+	a.kv_parts = 3;
+	a.sequences.seqlen_k_max = INT32_MAX / 40 + 1;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
+}
+
 static void small_families_have_kernels(void **state)
 {
 	const struct gpu_tile by_rows = {GPU_COMBINE, 16, 16, 32, 32, 4, 1, 1};
@@ -639,6 +673,7 @@ int main(void)
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
+		cmocka_unit_test(heads_in_parts_have_blocks),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),

@@ -158,4 +158,12 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 const char *gpu_kernel_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
 			      struct launch_record *ret_record);
 
+/*
+ * Into how many parts a dq_dk_dv kernel of GPU_WGMMA is to cut the heads that share keys (abi.h:
+ * kv_parts). @ret_us: about how long its blocks take with one part, and with so many; 0: nothing to
+ * weigh up
+ */
+int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units,
+			 const struct abi_bwd_args *args, double ret_us[2]);
+
 #endif
