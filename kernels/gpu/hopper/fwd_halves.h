@@ -243,9 +243,10 @@ template <class C, class Loop> struct ForwardHalves {
 		i32 thread = thread_id() % GROUP_THREADS;
 		u32 to = loop().v_tile(stage) + (group * HALF_SLABS + thread / 32) * SLAB +
 			 thread % 8 * 16;
+		bool has_slab = HALF_SLABS == GROUP_WARPS || thread / 32 < HALF_SLABS;
 
 		for (i32 r = thread % 32 / 8; r < C::TILE_N; r += 4)
-			if (r < begin || r >= end)
+			if (has_slab && (r < begin || r >= end))
 				store_zeros(to + r * SLAB_WIDTH);
 		fence_async();
 		named_sync(OWN_BARRIER + group, GROUP_THREADS);

@@ -76,9 +76,10 @@ DEV void load_box(u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row
 }
 
 /*
- * Blocks of a cluster, which have the same addresses in shared memory. What one brings all of them
+ * Blocks of a cluster, which have the same addresses in shared memory. What one asks for all of them
  * may get, and it asks once all have released the place: their warps arrive at its barrier. A block
- * must not end while another may still write into it or arrive at its barriers.
+ * must not end while others may still arrive at its barriers or wait for what it asked for: it waits
+ * for the last release, too.
  */
 DEV u32 cluster_rank()
 {
@@ -87,34 +88,23 @@ DEV u32 cluster_rank()
 	asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 	return rank;
 }
-/* All threads of all blocks; what they wrote is seen. */
+/* All threads of all blocks; barriers that were published before are seen, and nothing else. */
 DEV void cluster_sync()
 {
-	asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
-		     "barrier.cluster.wait.acquire.aligned;" ::
+	asm volatile("barrier.cluster.arrive.relaxed;\n\t"
+		     "barrier.cluster.wait.acquire;" ::
 			     : "memory");
 }
-/* At the barrier of another block, or the own one. */
+/* At the barrier of another block, or the own one. It says that this warp's products have read what
+ * they read, not what it wrote: a wider release would wait for memory. */
 DEV void barrier_arrive_at(u32 at, u32 rank)
 {
 	asm volatile("{\n\t"
 		     ".reg .b32 there;\n\t"
 		     "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-		     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n\t"
+		     "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t"
 		     "}" ::"r"(at),
 		     "r"(rank)
-		     : "memory");
-}
-/* barrier_wait() for arrivals of other blocks. */
-DEV void barrier_wait_cluster(u32 at, u32 parity)
-{
-	asm volatile("{\n\t"
-		     ".reg .pred over;\n\t"
-		     "again:\n\t"
-		     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n\t"
-		     "@!over bra again;\n\t"
-		     "}" ::"r"(at),
-		     "r"(parity)
 		     : "memory");
 }
 /* load_box() for the blocks of @ranks, a bit each: to the same address in each of them, which its
