@@ -2,11 +2,12 @@
 """Hopper's forward loop over heads above 256 (fwd_wide.h), by itself: checked by hopper.py's and decode.py's means, timed against PyTorch's
 backends, the general loops and the loop of heads of 256.
 
-    python3 tests/gpu/hopper_wide.py build DIR                 # needs NVRTC, no GPU
-    python3 tests/gpu/hopper_wide.py run DIR [--seconds N]
+    python3 tests/gpu/hopper_wide.py build DIR [--match TEXT]  # needs NVRTC, no GPU
+    python3 tests/gpu/hopper_wide.py run DIR [--seconds N] [--beside DIR...]
     python3 tests/gpu/hopper.py sanitize DIR --match 512x512_t64x64
 
 `run` needs a Hopper GPU and PyTorch. A few checks first, then times, then as many of the other checks as time is left for; the tables come last.
+--beside: folders with code of the same kernels by other sources, which is timed in turn with them.
 """
 import argparse
 import itertools
@@ -82,7 +83,7 @@ def libraries_of(torch, p, causal):
         yield name, launch
 
 
-def bench(device):
+def bench(device, beside):
     torch, lines = device.torch, []
     for (b, hq, hk, n, keys), causal in itertools.product(((1, 16, 8, 8192, 8192), (1, 32, 4, 8192, 8192), (4, 16, 8, 2048, 2048), (1, 16, 8, 2048, 16384)),
                                                           (False, True)):
@@ -91,6 +92,7 @@ def bench(device):
         masked, name = hopper.CAUSAL if causal else {}, FIRST[causal]
         problems = [hopper.make(torch, b, hq, hk, n, keys, 512, 512, **masked) for _ in range(2)]
         sides = {"wide": [device.launch_of(name, p, True) for p in problems]}
+        sides |= {d.folder: [d.launch_of(name, p, True) for p in problems] for d in beside if name in d.variants}
         narrow = [hopper.make(torch, b, hq, hk, n, keys, 256, 256, **masked) for _ in range(2)]
         sides["d256"] = [device.launch_of(name.replace("512x512_t64x64", "256x256_t128x80"), p, True) for p in narrow]
         if n == keys:
@@ -144,17 +146,19 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--seconds", type=float, default=75, help="after which no further kernel's checks begin")
     parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--beside", nargs="*", default=[])
     a = parser.parse_args()
     lib, start, lines = abi.load_library(), time.time(), []
     if a.what == "build":
-        sys.exit(cuda_device.build_cubins(a.folder, kernels(lib)) != 0)
+        sys.exit(cuda_device.build_cubins(a.folder, {n: k for n, k in kernels(lib).items() if a.match in n}) != 0)
     device = hopper.Device(a.folder, {**WIDE, **BESIDE})
     device.variants = {name: WIDE[name] for name in FIRST}
     failed, checked = hopper.check(device, "", few=True), 0
     print(f"{time.time() - start:.0f} s", flush=True)
     device.variants = {**WIDE, **BESIDE}
     if not a.no_bench:
-        lines += bench(device)
+        lines += bench(device, [hopper.Device(folder, WIDE) for folder in a.beside])
         print(f"{time.time() - start:.0f} s", flush=True)
         lines += bench_few(device)
         print(f"{time.time() - start:.0f} s", flush=True)
