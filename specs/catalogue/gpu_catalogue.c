@@ -90,8 +90,9 @@
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
-#define E4M3 SPEC_BIT(SPEC_FP8)
-#define RAW  (WITHOUT(bias) | WITHOUT(softcap) | WITHOUT(dropout))
+#define E4M3    SPEC_BIT(SPEC_FP8)
+#define RAW     (WITHOUT(bias) | WITHOUT(softcap) | WITHOUT(dropout))
+#define NO_MORE (WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(descale)) /* than masks and caps */
 
 static const struct spec_row kernels[] = {
 	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 128, 4, 1, 2),
@@ -127,6 +128,7 @@ static const struct spec_row kernels[] = {
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 64, 1, 4),
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 32, 1, 2),
 	TILE(GPU_LATENT, CORE(WGMMA), FORWARD, HALF, RAW | WITHOUT(descale), 576, 64, 64, 4, 2, 1),
+	TILE(GPU_WIDE, CORE(WGMMA), FORWARD, HALF, NO_MORE, 512, 64, 64, 4, 2, 1), /* above 256 */
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS(HALF, 64, 192, 96, WITHOUT(bias) | WITHOUT(dropout)), /* over keys of 8 bits */
 	WARPGROUPS(HALF, 64, 192, 64, 0),
@@ -276,7 +278,9 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |                      \
 	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN : 0) |                          \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
-	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT ? SPEC_WARPGROUPS : 0) |                 \
+	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT || pipeline == GPU_WIDE                  \
+		  ? SPEC_WARPGROUPS                                                                \
+		  : 0) |                                                                           \
 	 (pipeline == GPU_WGMMA || pipeline == GPU_AMD ? SPEC_WIDENED : 0) |                       \
 	 (pipeline == GPU_WGMMA ? SPEC_UNSPLIT : 0) |                                              \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \

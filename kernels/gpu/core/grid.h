@@ -50,6 +50,13 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 	return g.n_tiles - 1 - x / g.n_splits;
 }
 
+/* Blocks of hopper/fwd_wide.h that bring keys for each other, without splits: tiles side by side. */
+#define GRID_CLUSTER 2
+GRID_FN grid_int grid_clusters(grid_int n_tiles)
+{
+	return grid_ceil(n_tiles, GRID_CLUSTER);
+}
+
 /*
  * For blocks that stay: the tiles of all heads and batch entries, taken one after the other. Of
  * packed sequences, whose lengths are not known here, at least as many as there are.

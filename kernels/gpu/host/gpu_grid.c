@@ -33,6 +33,8 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
 						a->chosen.n > 0, k->tile.tile_m);
 
+	if (k->tile.pipeline == GPU_WIDE && k->family != ABI_FWD_SPLITKV)
+		g.n_tiles = grid_clusters(g.n_tiles) * GRID_CLUSTER;
 	return set_grid(k, g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q,
 			a->sequences.batch, g.n_tiles * k->tile.tile_m, ret_grid);
 }

@@ -333,6 +333,33 @@ static void hopper_has_a_loop_for_latents(void **state)
 	}
 }
 
+/* Many rows of heads above 256, in pages or not; what that loop has not a general one does. */
+static void hopper_has_a_loop_for_wide_heads(void **state)
+{
+	static const int32_t dims[] = {264, 384, 400, 512};
+
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		bool sloped = i % 2;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.hdim_q = f.problem.hdim_v = dims[i / 2];
+		f.problem.seqlen_q = 2048;
+		f.problem.n_splits = 1;
+		f.problem.logits_soft_cap = 30;
+		if (sloped)
+			fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		if (sloped)
+			assert_memory_equal(f.plan.stages[0].pipeline, "gpu_mma", 7);
+		else
+			assert_string_equal(f.plan.stages[0].pipeline, "gpu_wide");
+		release(&f);
+	}
+}
+
 static void short_problems_get_short_tiles(void **state)
 {
 	struct fixture f;
@@ -1390,6 +1417,7 @@ int main(void)
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(few_heads_of_keys_are_cut),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
+		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
 		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(cpu_tiles_balance_threads),

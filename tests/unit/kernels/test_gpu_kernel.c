@@ -409,6 +409,55 @@ static void latents_fill_hopper(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
 }
 
+/* One tile of 64 rows and keys; without splits blocks go by two, whatever there is for the second. */
+static void wide_heads_have_clusters(void **state)
+{
+	static const struct traits others[] = {
+		{.dtype = ABI_BF16, .bias = 1},    {.dtype = ABI_BF16, .bias = 2},
+		{.dtype = ABI_BF16, .descale = 1}, {.dtype = ABI_BF16, .dropout = 1},
+		{.dtype = ABI_BF16, .narrow = 1},  {.dtype = ABI_BF16, .mask_data = 1},
+		{.dtype = ABI_BF16, .chosen = 1},  {.dtype = ABI_E4M3}};
+	const struct traits capped = {.dtype = ABI_F16, .mask = 1, .softcap = 1, .paged = 1},
+			    shared = {.dtype = ABI_BF16, .mask = 1, .paged = 1, .shares = 1};
+	const struct gpu_tile wide = {GPU_WIDE, 64, 64, 512, 512, 4, 2, 1};
+	struct abi_fwd_args a = {.sequences = {.batch = 3, .seqlen_q_max = 65, .seqlen_k_max = 900},
+				 .nhead_q = 8,
+				 .nhead_k = 4,
+				 .n_splits = 2,
+				 .split_size = 512};
+	struct gpu_tile tile = wide;
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD_PAGEDKV, &capped, &wide, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &wide, &k), 0);
+	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &wide, &k), 1);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &wide, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 0);
+	assert_int_equal(k.block[0], 3 * 128);
+	assert_true(k.lds_bytes > 3 * 64 * 512 * 2 && k.lds_bytes <= 227 * 1024);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 4); /* 130 rows of two heads */
+	assert_int_equal(grid[1], 4);
+	assert_int_equal(grid[2], 3);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &bf16, &wide, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 3 * 2);
+	tile.hdim_q = tile.hdim_v = 384;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 0);
+	tile.hdim_v = 512;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile.hdim_q = tile.hdim_v = 256;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile.hdim_q = tile.hdim_v = 448; /* halves are no whole slabs */
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile = wide;
+	tile.tile_n = 32;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+}
+
 /* Keys of 8 bits take half of the room, where the conversion is one instruction and rows are whole
  * swizzles. */
 static void decode_takes_keys_of_8_bits(void **state)
@@ -678,6 +727,7 @@ int main(void)
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),
 		cmocka_unit_test(latents_fill_hopper),
+		cmocka_unit_test(wide_heads_have_clusters),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
 		cmocka_unit_test(what_waits_overlaps),
