@@ -2,9 +2,9 @@
 /*
  * fwd_halves.h: forward attention on Hopper over rows so wide that O of 64 of them fills the
  * registers of two warpgroups, each with half of the columns. A block has 64 rows, heads that share
- * keys side by side. The first warpgroup also finds all of S and P, and hands P over in the order in
- * which products take it, so that the other reads what it multiplies with one load of 16 bytes a key
- * tile. A third warpgroup brings keys and values.
+ * keys side by side. The first warpgroup also finds all of S and P, and hands P over in the order
+ * in which products take it, so that the other reads what it multiplies with one load of 16 bytes a
+ * key tile. A third warpgroup brings keys and values.
  *
  * What runs when, of tile n and the next:
  *   first   O_left += P(n) V    S(n + 1)    softmax(n + 1)    ...
@@ -263,7 +263,8 @@ template <class C, class Loop> struct ForwardHalves {
 	/* Where what a lane hands over lies. */
 	METHOD u32 weights_at(int n) const
 	{
-		return lds + Loop::WEIGHTS_AT + (n * GROUP_THREADS + thread_id() % GROUP_THREADS) * 16;
+		return lds + Loop::WEIGHTS_AT +
+		       (n * GROUP_THREADS + thread_id() % GROUP_THREADS) * 16;
 	}
 	METHOD u32 factors_at() const
 	{

@@ -3,10 +3,10 @@
  * fwd_wide.h: forward attention on Hopper over heads of more than 256 elements, as fwd_halves.h has
  * it, with values of their own.
  *
- * One tile of keys, one of values and Q fill shared memory, so a place is filled again as soon as it
- * was read, part by part: slabs of keys while the later ones are still multiplied, each half of the
- * values behind its product. Two warps load keys and two values, so that none waits for what comes
- * later than its own.
+ * One tile of keys, one of values and Q fill shared memory, so a place is filled again as soon as
+ * it was read, part by part: slabs of keys while the later ones are still multiplied, each half of
+ * the values behind its product. Two warps load keys and two values, so that none waits for what
+ * comes later than its own.
  *
  * 64 rows multiply a tile in 2,048 clocks and read 128 KiB for it: more than L2 has for every
  * multiprocessor. So two blocks, the 128 rows behind each other, are a cluster: each brings half of

@@ -76,10 +76,10 @@ DEV void load_box(u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row
 }
 
 /*
- * Blocks of a cluster, which have the same addresses in shared memory. What one asks for all of them
- * may get, and it asks once all have released the place: their warps arrive at its barrier. A block
- * must not end while others may still arrive at its barriers or wait for what it asked for: it waits
- * for the last release, too.
+ * Blocks of a cluster, which have the same addresses in shared memory. What one asks for all of
+ * them may get, and it asks once all have released the place: their warps arrive at its barrier. A
+ * block must not end while others may still arrive at its barriers or wait for what it asked for:
+ * it waits for the last release, too.
  */
 DEV u32 cluster_rank()
 {

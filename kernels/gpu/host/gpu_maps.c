@@ -419,7 +419,8 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 	if (why)
 		return why;
 	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_LATENT &&
-	    tile->pipeline != GPU_WIDE && tile->pipeline != GPU_AMD && tile->pipeline != GPU_AMD_DECODE)
+	    tile->pipeline != GPU_WIDE && tile->pipeline != GPU_AMD &&
+	    tile->pipeline != GPU_AMD_DECODE)
 		return NULL;
 	if (kernel->family == ABI_BWD_DQ_DK_DV ? has_tails(bwd->hdim_q, bwd->hdim_v)
 					       : has_tails(fwd->hdim_q, fwd->hdim_v))

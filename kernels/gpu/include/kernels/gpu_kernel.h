@@ -46,10 +46,11 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma:
  * tiles fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps());
  * gpu_decode: as gpu_*_pack, each wave with many bytes of its own keys under way; gpu_latent: as
- * gpu_wgmma, over keys that hold their values, heads side by side; gpu_wide: the same over heads above
- * 256 with values of their own; gpu_amd and gpu_amd_decode: by buffer descriptors, for dense aligned
- * rows; gpu_combine, gpu_append, gpu_dot, gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries)
- * are stationary, tile_m queries (keys) streamed.
+ * gpu_wgmma, over keys that hold their values, heads side by side; gpu_wide: the same over heads
+ * above 256 with values of their own; gpu_amd and gpu_amd_decode: by buffer descriptors, for dense
+ * aligned rows; gpu_combine, gpu_append, gpu_dot, gpu_convert: the small families, no tile.
+ * Backward dq_dk_dv: tile_n keys (then dq_tile_n queries) are stationary, tile_m queries (keys)
+ * streamed.
  */
 #define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */\
 	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                         \
