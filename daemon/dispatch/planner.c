@@ -383,7 +383,7 @@ static bool can_widen(const struct planner *b)
 	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
 	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
 	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
-	       p->seqlen_k > 0 && !p->descale_block_k && !p->descale_per_page &&
+	       p->seqlen_k > 0 && (!plan_varied_factors(p) || p->q.dtype == FMHA_BF16) &&
 	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
 		keys == STORED_TABLE);
 }
@@ -519,7 +519,7 @@ static int add_few(struct planner *b)
 	return r;
 }
 
-static int widen(struct planner *b)
+static int add_widening(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	int r;
@@ -543,9 +543,9 @@ static int widen(struct planner *b)
 
 int planner_widen(struct planner *b)
 {
-	int r = goes_by_rows(b) ? widen(b) : 1;
+	int r = goes_by_rows(b) ? add_widening(b) : 1;
 
-	return r == 1 && should_widen(b) ? widen(b) : r;
+	return r == 1 && should_widen(b) ? add_widening(b) : r;
 }
 
 void planner_unwiden(struct planner *b)
