@@ -13,7 +13,7 @@
  *   tile     its products, at what a unit does
  *   heads    under a mask blocks are of unlike length, and drift apart over the heads that each
  *            has: what one has read and added to is no longer in the L2 cache for others. With h
- *            heads of d in a block it takes 1 + 0.006 ((h - 1) d / 128)^2 times as long; 0.08 where
+ *            heads of d in a block it takes 1 + 0.006 ((h - 1) d / 128)^2 times as long; 0.12 where
  *            additions to dQ have an order, and blocks wait for those that are behind
  *   parts    8 bytes for each element of dK and dV, written and read, at PART_BYTES; none of one
  *            part
@@ -37,7 +37,7 @@
 
 #define BLOCK_TILES 2
 #define DRIFT       0.006
-#define DRIFT_ORDERED 0.08
+#define DRIFT_ORDERED 0.12
 #define PART_BYTES  2.5e6 /* a microsecond */
 #define WORTH	    0.96
 #define WORTH_MORE  0.98
