@@ -139,6 +139,15 @@ void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *
 		own->dq_tile(spec, ret_rows, ret_floats);
 }
 
+int32_t spec_kv_parts(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		      uint32_t units, const struct abi_bwd_args *args, double ret_us[2])
+{
+	const struct spec_pipeline *own = own_pipeline(catalog, spec->pipeline);
+
+	ret_us[0] = ret_us[1] = 0;
+	return own && own->kv_parts ? own->kv_parts(spec, units, args, ret_us) : 1;
+}
+
 /* ---- traits ---- */
 
 /*

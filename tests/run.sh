@@ -105,6 +105,7 @@ gpu() {
         timed_or_skipped "gpu: density" tests/emulator/density.py &&
         timed_or_skipped "gpu: instructions" tests/emulator/instructions.py &&
         timed_or_skipped "gpu: words" tests/emulator/words.py &&
+        timed_or_skipped "gpu: parts" tests/emulator/parts.py &&
         timed_or_skipped "gpu: emulator" tests/emulator/run.py --quick &&
         timed_or_skipped "gpu: coverage" tests/emulator/coverage.py --share 1000 &&
         timed_or_skipped "gpu: coverage, count" tests/emulator/coverage.py --count --share 1000 &&
@@ -214,7 +215,7 @@ nightly_amd() {
     [ -x build/ziglang/ziglang/zig ] ||
         "$python" -m pip install --quiet --target build/ziglang ziglang ||
         echo "gfx950, gfx12: PyPI's clang cannot be installed here" >&2
-    for arguments in sweep.py structurizing.py instructions.py words.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
+    for arguments in sweep.py structurizing.py instructions.py words.py parts.py run.py "run.py --random 200 --seed $(date +%Y%m%d)" \
         "service.py --arch gfx90a --arch gfx942 --arch gfx950 --arch gfx1100 --arch gfx1201" \
         "coverage.py --count" chosen.py coverage.py banks.py; do
         result=0

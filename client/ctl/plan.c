@@ -133,6 +133,9 @@ static void print_stages(const cJSON *plan)
 	else if (ctl_number(plan, "dq_split_keys") > 0)
 		(void)printf("splits     %.0f of %.0f keys: %s\n", ctl_number(plan, "dq_splits"),
 			     ctl_number(plan, "dq_split_keys"), ctl_text(plan, "split_why"));
+	else if (ctl_number(plan, "kv_parts") > 0 && ctl_text(plan, "split_why")[0])
+		(void)printf("parts      %.0f of the heads that share keys: %s\n",
+			     ctl_number(plan, "kv_parts"), ctl_text(plan, "split_why"));
 	else if (ctl_text(plan, "split_why")[0])
 		(void)printf("splits     none: %s\n", ctl_text(plan, "split_why"));
 }

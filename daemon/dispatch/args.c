@@ -306,6 +306,8 @@ static void take_wide_keys(const struct plan *plan, const struct launch_bases *b
 	a->k = wide_keys(plan, bases, plan->layout.wide_k, p->hdim_q);
 	a->v = wide_keys(plan, bases, plan->layout.wide_v, p->hdim_v);
 	a->kv_dtype = 0;
+	if (plan_varied_factors(p))
+		a->k_descale.data = a->v_descale.data = NULL;
 	a->cache = (struct abi_kv_cache){.cache_batch = p->batch};
 	if (plan->few) {
 		a->cache.cache_batch = plan->wide_places;
@@ -451,8 +453,9 @@ static void fill_own_partials(const struct plan *plan, uint32_t stage,
 	a->o_parts.data = workspace(bases, parts.o_acc);
 	a->lse_parts.data = workspace(bases, parts.lse_acc);
 	a->n_splits = parts.n;
-	if (plan_stage_few(plan, stage))
-		a->few_rows = plan->few_rows;
+	/* Of those that are widened there are few, whose rows an eighth of all blocks takes. */
+	a->few_rows = plan_stage_few(plan, stage) ? plan->few_rows
+						  : (abi_i32)ceil_div(a->sequences.seqlen_q_max, 8);
 	take_rows(plan, stage, bases, &a->sequences);
 }
 
@@ -569,6 +572,10 @@ static void fill_widening(const struct plan *plan, const struct launch_bases *ba
 		.new_dtype = (abi_i32)p->q.dtype,
 		.widens = 1,
 	};
+	if (plan_varied_factors(p)) {
+		a->k_descale = descale_of(plan, bases, FMHA_T_K_DESCALE);
+		a->v_descale = descale_of(plan, bases, FMHA_T_V_DESCALE);
+	}
 	if (!plan->few)
 		return;
 	a->few_rows = plan->few_rows;
@@ -628,6 +635,10 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 	a->dq_tile_rows = plan->dq_tile_rows;
 	a->dq_tile_floats = plan->dq_tile_floats;
 	a->dq_split_keys = plan->dq_split_keys;
+	if (plan->kv_parts <= 1)
+		return;
+	a->kv_parts = plan->kv_parts;
+	a->kv_acc = workspace(bases, plan->layout.kv_acc);
 }
 
 void args_fill(const struct plan *plan, uint32_t stage, const struct launch_bases *bases,
@@ -799,6 +810,7 @@ static const uint16_t bwd_addresses[] = {
 	AT(bwd, dlse.data),  AT(bwd, alibi_slopes),   AT(bwd, sink),
 	AT(bwd, dsink),      SEQUENCES(bwd),          MASK(bwd),
 	AT(bwd, nsplits),    AT(bwd, dq_acc_offsets), AT(bwd, dq_acc),
+	AT(bwd, kv_acc),
 };
 static const uint16_t prepare_addresses[] = {
 	AT(prepare, seqstart_q.data),

@@ -32,6 +32,8 @@
  *   cost    = waves * work * (1 + 32 / reuse) * (1 + 8 / k0) * (1 + 2 % a padding flag)
  *             * 16 without matrix instructions * 0.55 with those of warpgroups * 0.6 when staged
  *             * 0.35 in a loop for latents alone, which brings each key once for S and for O
+ *             * 0.12 in one of warpgroups that packs rows (heads above 256): in decode, where most of its
+ *             rows are padding, an H100 takes 0.2 to 0.67 of the time of tiles of 16 rows, else 0.29
  *             * 0.65 where one tile has all rows and its keys stream
  *             * 1 + bytes / 32, up to 4, for code that spills so many, as is known once it is compiled; * 4
  *             as it would above 256 accumulators. (H200, hdim 256 with a soft cap: a tile of warpgroups that
@@ -54,6 +56,7 @@
 #define SCALAR_COST      16
 #define WARPGROUP_COST   0.55 /* H200: kernels of mma.sync reach 0.49 to 0.64 of what these do */
 #define STREAMS_COST     0.65
+#define WIDE_COST        0.12
 #define LATENT_COST      0.35 /* a guess; H200: the loop takes 0.06 to 0.17 */
 #define STAGED_COST      0.6  /* not measured: 0.27 to 0.66 of the issue cycles (NOTES.md) */
 #define ALONE_COST       2
@@ -186,12 +189,13 @@ static double formula(const struct select_stage *stage, const struct spec_catalo
 	reuse = (double)(t.m0 * t.n0) / (double)(t.m0 + t.n0);
 	return (double)ceil_div(blocks, units) * work * (1 + 32 / reuse) * (1 + 8.0 / (double)k0) *
 	       (1 + 0.02 * pads) *
-	       (flags & SPEC_NO_MATRIX                   ? SCALAR_COST
-		: flags & SPEC_LATENTS_ONLY              ? LATENT_COST
-		: flags & SPEC_WARPGROUPS                ? WARPGROUP_COST
-		: flags & SPEC_STAGED                    ? STAGED_COST
-		: flags & SPEC_STREAMS && t.rows <= t.m0 ? STREAMS_COST
-							 : 1) *
+	       (flags & SPEC_NO_MATRIX                                ? SCALAR_COST
+		: flags & SPEC_LATENTS_ONLY                           ? LATENT_COST
+		: flags & SPEC_WARPGROUPS && flags & SPEC_PACKS_HEADS ? WIDE_COST
+		: flags & SPEC_WARPGROUPS                             ? WARPGROUP_COST
+		: flags & SPEC_STAGED                                 ? STAGED_COST
+		: flags & SPEC_STREAMS && t.rows <= t.m0              ? STREAMS_COST
+								      : 1) *
 	       spill_cost(c, would);
 }
 

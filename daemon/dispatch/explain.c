@@ -7,7 +7,7 @@
  *                         "workspace_offset", "workspace_bytes"}],
  *             "workspace_bytes", "run_workspace_bytes", "workspace_head_bytes", "dq_acc_bytes", "workspace_zero",
  *             "n_splits", "split_size", "shares", "split_why", "dq_splits",
- *             "dq_split_keys", "flops", "bytes"},
+ *             "dq_split_keys", "kv_parts", "flops", "bytes"},
  *    "strategies": [{"name", "about"}],
  *    "selections": [{"family", "signature": {...}, "shape", "n_candidates", "n_rejected",
  *                    "chosen": "...", "decided_by": "heuristic", "why": "...",
@@ -217,6 +217,7 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 	cJSON_AddStringToObject(object, "split_why", split_why);
 	cJSON_AddNumberToObject(object, "dq_splits", plan->dq_splits);
 	cJSON_AddNumberToObject(object, "dq_split_keys", plan->dq_split_keys);
+	cJSON_AddNumberToObject(object, "kv_parts", plan->kv_parts);
 	cJSON_AddNumberToObject(object, "flops", plan->flops);
 	cJSON_AddNumberToObject(object, "bytes", (double)plan->bytes);
 }

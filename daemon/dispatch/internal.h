@@ -89,6 +89,12 @@ static inline bool plan_stage_wide(const struct plan *plan, uint32_t stage)
 	return plan->widens && !plan_stage_few(plan, stage);
 }
 
+/* Have keys of a head several factors? They are multiplied with them when they are widened, and else by the loop. */
+static inline bool plan_varied_factors(const struct fmha_problem *problem)
+{
+	return problem->descale_block_k > 0 || problem->descale_per_page;
+}
+
 /* Keys of an axis of wide_k and wide_v, and how many of those there are. */
 static inline int64_t plan_wide_keys(const struct plan *plan)
 {
@@ -226,12 +232,17 @@ enum dq_mode {
 };
 
 struct bwd_workspace {
-	uint64_t nsplits, dq_acc_offsets, d, bytes; /* offsets; total but for dq_acc */
+	uint64_t nsplits, dq_acc_offsets, d, kv_acc, bytes; /* offsets; total but for dq_acc */
 	uint64_t head_bytes, dq_acc_bytes;
 	int32_t dq_splits; /* the largest */
 	bool zero;
 };
 
+/* Keys of all sequences: rows of a head in kv_acc. */
+static inline int64_t plan_total_k(const struct plan *plan)
+{
+	return plan->axes.k.outer * plan->axes.k.length;
+}
 /* DQ_TILES: those of all heads and sequences, at most. */
 int64_t bwd_workspace_tiles(const struct plan *plan);
 int32_t bwd_persistent_splits(const struct fmha_problem *problem, int64_t tile_n0, int64_t workers);

@@ -4,6 +4,7 @@
  * its kernel; then the workspace is laid out: first what stages hand to each other, then their private
  * shares.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include <kernels/square.h>
@@ -238,6 +239,27 @@ static int add_main_backward(struct planner *b)
 	return r;
 }
 
+/* Heads that share keys are in parts where that is expected to be faster, and the kernel that was found cuts them. */
+static void choose_kv_parts(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	const struct plan_stage *stage = &plan->stages[1];
+	struct launch_bases bases = args_placeholders(plan);
+	union abi_args args;
+	double us[2];
+
+	args_fill(plan, 1, &bases, &args);
+	plan->kv_parts = spec_kv_parts(registry_catalog(b->device->registry), &stage->spec,
+				       b->device->compute_units, &args.bwd, us);
+	if (b->report && us[0] > 0)
+		(void)snprintf(b->report->split_why, sizeof(b->report->split_why),
+			       "about %.0f us, %.0f in one part", us[1], us[0]);
+	if (plan->kv_parts > 1 && !planner_launch_again(b, 1)) {
+		plan->kv_parts = 1;
+		(void)planner_launch_again(b, 1);
+	}
+}
+
 static int build_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
@@ -260,6 +282,7 @@ static int build_backward(struct planner *b)
 	} else if (sums_in_tiles(b)) {
 		plan->dq_buffered = 1;
 		mode = DQ_TILES;
+		choose_kv_parts(b);
 	}
 	if (plan->dq_buffered) {
 		r = planner_need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);
@@ -281,6 +304,7 @@ static int build_backward(struct planner *b)
 	plan->layout.nsplits = w.nsplits;
 	plan->layout.dq_acc_offsets = w.dq_acc_offsets;
 	plan->layout.d = w.d;
+	plan->layout.kv_acc = w.kv_acc;
 	plan->workspace_bytes = w.bytes;
 	return 0;
 }

@@ -285,6 +285,19 @@ static bool find_without_spec(const struct planner *b, const struct attempt *att
 	return true;
 }
 
+bool planner_launch_again(struct planner *b, uint32_t index)
+{
+	const struct plan_device *device = b->device;
+	struct plan_stage *stage = &b->plan->stages[index];
+	struct launch_bases bases = args_placeholders(b->plan);
+	union abi_args args;
+	const char *why;
+
+	args_fill(b->plan, index, &bases, &args);
+	return device->find &&
+	       device->find(device->owner, stage->family, stage->dtype, &args, stage, &why) == 0;
+}
+
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype)
 {
 	struct plan *plan = b->plan;
@@ -370,7 +383,7 @@ static bool can_widen(const struct planner *b)
 	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
 	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
 	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
-	       p->seqlen_k > 0 && !p->descale_block_k && !p->descale_per_page &&
+	       p->seqlen_k > 0 && (!plan_varied_factors(p) || p->q.dtype == FMHA_BF16) &&
 	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
 		keys == STORED_TABLE);
 }
@@ -400,10 +413,18 @@ static double most_wide_bytes(const struct planner *b)
 
 /*
  * Sequences of one row and of many in one batch, as servers have them: who decodes reads its keys once, and is served
- * best over the cache as it is, so that these go by themselves. Which they are the device sees. There is room for the
- * keys of as many others as there can be beside one of as many rows as are promised; if that one has fewer, others may
- * find none, and go with those of few rows: right, and slow.
+ * best over the cache as it is, so that these go by themselves. Which they are the device sees. If all others have one
+ * row, as many as long_sequences() have the rest; there is room for the keys of twice as many and two more, and where
+ * these are not enough, those with least rows go with the few: right, and slower.
  */
+static int64_t long_sequences(const struct fmha_problem *p)
+{
+	int64_t others = p->batch < p->total_q ? p->batch : p->total_q;
+	int64_t n = (p->total_q - others + p->seqlen_q / 2) / p->seqlen_q;
+
+	return n > 1 ? n : 1;
+}
+
 static bool goes_by_rows(struct planner *b)
 {
 	struct split_device device = planner_split_device(b->device);
@@ -416,10 +437,10 @@ static bool goes_by_rows(struct planner *b)
 	if (plan->append || !can_widen(b) || plan_packed_rows(p) <= TILE_ROWS ||
 	    !planner_is_free(b) || b->naming.n > 0 || !plan_packed_q(plan) || rows < 1 ||
 	    plan->axes.k.storage == STORED_PACKED ||
-	    2 * (int64_t)p->total_q > (int64_t)p->batch * p->seqlen_q ||
+	    3 * (int64_t)p->total_q > 2 * (int64_t)p->batch * p->seqlen_q ||
 	    of_sequence * p->batch < 2 * FEW_BYTES)
 		return false;
-	places = 1 + (p->total_q - p->seqlen_q) / (rows + 1);
+	places = 2 * long_sequences(p) + 2;
 	if (places > p->batch)
 		places = p->batch;
 	if ((double)places > most / of_sequence)
@@ -498,7 +519,7 @@ static int add_few(struct planner *b)
 	return r;
 }
 
-static int widen(struct planner *b)
+static int add_widening(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	int r;
@@ -522,9 +543,9 @@ static int widen(struct planner *b)
 
 int planner_widen(struct planner *b)
 {
-	int r = goes_by_rows(b) ? widen(b) : 1;
+	int r = goes_by_rows(b) ? add_widening(b) : 1;
 
-	return r == 1 && should_widen(b) ? widen(b) : r;
+	return r == 1 && should_widen(b) ? add_widening(b) : r;
 }
 
 void planner_unwiden(struct planner *b)
@@ -748,7 +769,7 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 
 	device.shares = device.shares && b->naming.n == 0;
 	if (b->plan->few) /* of many rows */
-		rest.batch = b->plan->wide_places;
+		rest.batch = (int32_t)long_sequences(&rest);
 	split_choose(&rest, &device, ret_split);
 	b->groups = ret_split->groups;
 	/* What was measured of others was of rows of one length. */

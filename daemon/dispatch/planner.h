@@ -67,6 +67,9 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 
 /* Adds a stage and looks for its kernel. Return: 0, 1 when nothing fits, and no stage was added; FMHA_E*. */
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype);
+/* Asks the device how it launches the kernel of a stage, of whose arguments more is known now. Return: whether it
+ * can. */
+bool planner_launch_again(struct planner *b, uint32_t index);
 /* The same where there has to be one. */
 int planner_need_stage(struct planner *b, enum abi_family family, uint32_t dtype);
 /* Return: FMHA_ENOKERNEL, FMHA_EINVAL, with their sentences. */

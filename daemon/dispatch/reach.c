@@ -468,6 +468,13 @@ static int reach_bwd_workspace(const struct reach *r, const struct abi_bwd_args 
 		{(int64_t)a->nhead_q * r->plan->dq_splits * a->hdim_q, 1}};
 
 	TRY(within_workspace(r, r->plan->layout.d, sizeof(float), d, 3));
+	if (a->kv_parts > 1)
+		TRY(within_workspace(
+			r, r->plan->layout.kv_acc, sizeof(float),
+			(const struct step[]){{(int64_t)a->nhead_k * a->kv_parts * s->total_k,
+					       (int64_t)a->hdim_q + a->hdim_v},
+					      {(int64_t)a->hdim_q + a->hdim_v, 1}},
+			2));
 	if (a->dq_tile_rows)
 		return within_workspace(
 			r, r->plan->layout.dq_acc, sizeof(float),

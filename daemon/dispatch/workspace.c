@@ -7,6 +7,8 @@
  *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
  *         neither where dQ is written directly: nobody asks then
  *   data  d              f32, one a row of queries: rowsum(dO * O)
+ *         kv_acc         f32 [nhead_k, kv_parts, total_k, hdim_q], then with hdim_v: dK and dV, where heads that
+ *                        share keys are in parts
  *         stages' shares
  *         dq_acc         f32, per sequence [nhead_q, nsplits_i, seqlen_q_i, hdim_q], compact; or
  *                        [nhead_q, tiles_i], tiles of dq_tile_rows rows as a pipeline lays them out:
@@ -85,7 +87,7 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	bool group = plan_packed_q(plan);
 	struct bwd_workspace w = {0};
 	int64_t total_q = plan_total_q(plan);
-	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0;
+	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0, kv_bytes = 0;
 	bool per_sequence = group && (problem->deterministic || mode == DQ_PER_TILE);
 	uint64_t entries = mode == DQ_DIRECT ? 0 : per_sequence ? batch : 1;
 	int r;
@@ -129,11 +131,20 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 			      (const int64_t[]){total_q, problem->nhead_q, (int64_t)sizeof(float)});
 	if (r < 0)
 		return r;
+	if (plan->kv_parts > 1)
+		r = workspace_product(&kv_bytes, err, 5,
+				      (const int64_t[]){plan->kv_parts, problem->nhead_k,
+							plan_total_k(plan),
+							(int64_t)problem->hdim_q + problem->hdim_v,
+							(int64_t)sizeof(float)});
+	if (r < 0)
+		return r;
 	if (!workspace_add(&w.bytes, 16, entries * sizeof(int32_t), &w.nsplits) ||
 	    (group && mode != DQ_DIRECT &&
 	     !workspace_add(&w.bytes, 16, (batch + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
 	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
-	    !workspace_add(&w.bytes, 16, d_bytes, &w.d))
+	    !workspace_add(&w.bytes, 16, d_bytes, &w.d) ||
+	    !workspace_add(&w.bytes, 16, kv_bytes, &w.kv_acc))
 		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
 					    "workspace: its size does not fit in 62 bits");
 	*ret_workspace = w;

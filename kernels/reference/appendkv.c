@@ -213,6 +213,9 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 		      int32_t place, int32_t i, int32_t h, bool is_v)
 {
 	const struct abi_tensor *from = is_v ? &a->v : &a->k, *to = is_v ? &a->v_new : &a->k_new;
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	int64_t page = descale->per_page ? view_page(&a->cache, v, i) : 0;
+	float factor = view_descale(descale, v->batch, h, i, page, a->cache.page_size);
 	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
 	int64_t base = v->packed_k ? 0 : place * to->stride_batch;
 
@@ -222,24 +225,34 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 					       is_v);
 
 		reference_store(to->data, (uint32_t)a->new_dtype, base + d * to->stride_dim,
-				reference_load(from->data, (uint32_t)a->dtype, at));
+				(double)((float)reference_load(from->data, (uint32_t)a->dtype, at) *
+					 factor));
 	}
+}
+
+static int32_t count_above(const struct abi_appendkv_args *a, int32_t few, int32_t end)
+{
+	int32_t n = 0;
+
+	for (int32_t b = 0; b < end; b++)
+		n += view_sequence(&a->sequences, &a->cache, b).q_len > few;
+	return n;
 }
 
 /* Whether a sequence is widened, where some are not, and where to. */
 static bool find_place(const struct abi_appendkv_args *a, const struct view_sequence *v, int32_t b,
 		       int32_t *ret_place)
 {
-	int32_t before = 0;
-	bool goes = v->q_len > a->few_rows;
+	int32_t few = a->few_rows;
+	bool goes;
 
-	for (int32_t i = 0; i < b; i++)
-		before += view_sequence(&a->sequences, &a->cache, i).q_len > a->few_rows;
-	goes = goes && before < a->n_places;
+	while (count_above(a, few, a->sequences.batch) > a->n_places)
+		few *= 2;
+	goes = v->q_len > few;
+	*ret_place = count_above(a, few, b);
 	a->rows_kept[b] = goes ? 0 : v->q_len;
 	a->rows_widened[b] = goes ? v->q_len : 0;
-	a->places[b] = goes ? before : 0;
-	*ret_place = before;
+	a->places[b] = goes ? *ret_place : 0;
 	return goes;
 }
 

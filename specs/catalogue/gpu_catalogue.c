@@ -91,8 +91,9 @@
 #define STAGED_GRAD(cores, hdim, m, n, waves, blocks, without)                                     \
 	TILE(GPU_AMD, cores, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, WITHOUT(dropout) | (without),      \
 	     hdim, m, n, waves, 1, blocks)
-#define E4M3 SPEC_BIT(SPEC_FP8)
-#define RAW  (WITHOUT(bias) | WITHOUT(softcap) | WITHOUT(dropout))
+#define E4M3    SPEC_BIT(SPEC_FP8)
+#define RAW     (WITHOUT(bias) | WITHOUT(softcap) | WITHOUT(dropout))
+#define NO_MORE (WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(descale)) /* than masks and caps */
 
 static const struct spec_row kernels[] = {
 	ROWS(GPU_MMA, GPU_MMA_CORES, 64, 128, 128, 4, 1, 2),
@@ -128,6 +129,7 @@ static const struct spec_row kernels[] = {
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 64, 1, 4),
 	LATENT(GPU_MMA_PACK, GPU_MMA_CORES, HALF, 16, 32, 1, 2),
 	TILE(GPU_LATENT, CORE(WGMMA), FORWARD, HALF, RAW | WITHOUT(descale), 576, 64, 64, 4, 2, 1),
+	TILE(GPU_WIDE, CORE(WGMMA), FORWARD, HALF, NO_MORE, 512, 64, 64, 4, 2, 1), /* above 256 */
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS(HALF, 64, 192, 96, WITHOUT(bias) | WITHOUT(dropout)), /* over keys of 8 bits */
 	WARPGROUPS(HALF, 64, 192, 64, 0),
@@ -277,7 +279,9 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 	 (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |                      \
 	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN : 0) |                          \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
-	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT ? SPEC_WARPGROUPS : 0) |                 \
+	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT || pipeline == GPU_WIDE                  \
+		  ? SPEC_WARPGROUPS                                                                \
+		  : 0) |                                                                           \
 	 (pipeline == GPU_WGMMA || pipeline == GPU_AMD ? SPEC_WIDENED : 0) |                       \
 	 (pipeline == GPU_WGMMA ? SPEC_UNSPLIT : 0) |                                              \
 	 (pipeline == GPU_DECODE ? SPEC_STREAMS : 0) |                                             \
@@ -288,6 +292,21 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 		  ? SPEC_V_IN_K                                                                    \
 		  : 0) |                                                                           \
 	 (pipeline < GPU_WGMMA || pipeline == GPU_AMD ? SPEC_SPLITS_DQ : 0) | SPEC_WRITES_DQ)
+
+static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
+{
+	const struct kernel_tile *t = &spec->tile;
+
+	return (struct gpu_tile){.pipeline = pipeline,
+				 .tile_m = t->tile_m0,
+				 .tile_n = t->tile_n0,
+				 .hdim_q = t->tile_k0max,
+				 .hdim_v = t->tile_n1,
+				 .waves_m = t->wave_m0,
+				 .waves_n = t->wave_n0,
+				 .blocks_per_cu = spec->block_per_cu};
+}
+
 /* bwd_wgmma.h's */
 static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats)
 {
@@ -297,8 +316,17 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max);
 }
 
+static int32_t kv_parts(const struct kernel_spec *spec, uint32_t units,
+			const struct abi_bwd_args *args, double ret_us[2])
+{
+	const struct gpu_tile tile = tile_of(GPU_WGMMA, spec);
+
+	return gpu_kernel_parts(&tile, units, args, ret_us);
+}
+
 #define PIPELINE(id, name, cores, pack, folder, loop)                                              \
-	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL},
+	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL,                               \
+	 (id) == GPU_WGMMA ? kv_parts : NULL},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \
@@ -317,20 +345,6 @@ static const struct gpu_arch *gpu_arch_of(const struct spec_backend_arch *arch)
 static int is_small(const struct kernel_spec *spec)
 {
 	return !(TRAITS_SCORES >> spec->signature.family & 1);
-}
-
-static struct gpu_tile tile_of(int pipeline, const struct kernel_spec *spec)
-{
-	const struct kernel_tile *t = &spec->tile;
-
-	return (struct gpu_tile){.pipeline = pipeline,
-				 .tile_m = t->tile_m0,
-				 .tile_n = t->tile_n0,
-				 .hdim_q = t->tile_k0max,
-				 .hdim_v = t->tile_n1,
-				 .waves_m = t->wave_m0,
-				 .waves_n = t->wave_n0,
-				 .blocks_per_cu = spec->block_per_cu};
 }
 
 /* The number of a pipeline in this file; it may be another backend's, or nobody's. */

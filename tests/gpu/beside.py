@@ -258,7 +258,7 @@ def print_table(lines):
 
 # ---- first calls ----
 
-FIRST = [Cell("forward", 1, 16, 8, 4096, hdim=256, causal=True), Cell("backward", 1, 32, 8, 4096, causal=True)]
+FIRST = [Cell("forward", 2, 16, 16, 2048, causal=True), Cell("backward", 1, 32, 8, 4096, causal=True)]
 
 
 def first_call(index):

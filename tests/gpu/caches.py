@@ -161,6 +161,14 @@ def measure(p):
         notes.append(f"{kind} off by {worst:.1e}{', bit for bit' if same else ''}")
         failed += not worst < 1.2e-2
         functions[kind] = attend
+        if p.s.page and p.s.dtype == torch.bfloat16 and not p.s.ones and p.s.rows > 1:
+            by_token = {name: x.expand(k.shape[0], p.s.heads_k, p.s.page).contiguous() for name, x in factors.items()}
+            attend = lambda i, k=k, v=v, by_token=by_token: fmha.attention(  # noqa: E731
+                p.q, k, v, **by_token, descale_per_page=True, descale_block_k=1, **p.options)
+            worst = p.worst(attend(0), wide_k, wide_v)
+            notes.append(f"by token off by {worst:.1e}")
+            failed += not worst < 1.2e-2
+            functions[f"{kind} by token"] = attend
     peer = flash_attention_3(p)
     if peer:
         functions["FA3"] = lambda i: peer()
@@ -201,7 +209,11 @@ class Batch:
         self.options = dict(causal=rng.random() < 0.8, softcap=rng.choice((0.0, 0.0, 3.0)))
         if self.options["causal"] and rng.random() < 0.3:
             self.options["window"] = (rng.choice((40, 300)), 0)
-        self.factors = [(torch.rand(self.n, self.heads_k, device="cuda", generator=generator) + 0.5) / spread for _ in "kv"]
+        self.by_token = self.dtype == torch.bfloat16 and rng.random() < 0.4
+        of = (pages * self.n, self.heads_k, self.page) if self.by_token else (self.n, self.heads_k)
+        self.factors = [(torch.rand(of, device="cuda", generator=generator) + 0.5) / spread for _ in "kv"]
+        if self.by_token:
+            self.options.update(descale_per_page=True, descale_block_k=1)
 
     def draw_rows(self):
         """One of the longest, a few chunks, else few rows; the next draw has as many of all."""
@@ -231,7 +243,8 @@ class Batch:
             rows, n = slice(starts[b], starts[b + 1]), used[b]
             for head in {0, self.heads - 1}:
                 h = head // (self.heads // self.heads_k)
-                k, v = (x[self.table[b].long()].flatten(0, 1)[:n, h].double() * f[b, h].double()
+                pages = self.table[b].long()
+                k, v = (x[pages].flatten(0, 1)[:n, h].double() * (f[pages, h].flatten()[:n, None] if self.by_token else f[b, h]).double()
                         for x, f in zip((self.k, self.v), self.factors))
                 scores = self.q[rows, head].double() @ k.T / math.sqrt(self.hdim)
                 if self.options["softcap"]:

@@ -220,7 +220,7 @@ static int rank(const struct spec_row *row, int64_t n_rows)
 	int scalar = row->pipeline <= GPU_SCALAR_PACK, pack = gpu_pipelines[row->pipeline].pack;
 
 	/* These take more than arguments: hopper.py, latent.py, and through fmhad. */
-	if (row->pipeline == GPU_WGMMA || row->pipeline == GPU_LATENT)
+	if (row->pipeline == GPU_WGMMA || row->pipeline == GPU_LATENT || row->pipeline == GPU_WIDE)
 		return -1;
 	if (pack && row->tile_m > 16 && row->tile_m >= 2 * n_rows)
 		return -1;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Hopper's forward loop (fwd_wgmma.h), by itself: checked against float64, timed against cuDNN.
+"""Hopper's forward loops (fwd_wgmma.h, fwd_wide.h), by themselves: checked against float64, timed against cuDNN.
 
     python3 tests/gpu/hopper.py build DIR [--match TEXT]       # needs NVRTC, no GPU
     python3 tests/gpu/hopper.py run DIR [--no-check] [--no-bench] [--few] [--match TEXT]
@@ -7,7 +7,7 @@
 
 `run` needs a Hopper GPU and PyTorch. Both sides run in one process in turn, on normally distributed inputs, three
 sets of them rotated; a time is the median of 20, each of several launches in a row between two events. The table
-comes last.
+comes last. Wide heads are timed by hopper_wide.py.
 """
 import argparse
 import dataclasses
@@ -65,6 +65,10 @@ VARIANTS = dict([
     variant(96, 96, 128, 128, "e4m3", MASK=1), variant(160, 160, 128, 96, "e4m3"), variant(192, 128, 128, 128, "e4m3"),
     variant(192, 192, 128, 96, "e4m3", DESCALE=1, MASK=1),
     variant(256, 256, 128, 80, "e4m3", DESCALE=1), variant(256, 256, 128, 80, "e4m3", DESCALE=1, MASK=1),
+    variant(512, 512, 64, 64), variant(512, 512, 64, 64, MASK=1), variant(512, 512, 64, 64, "f16", MASK=1), variant(384, 384, 64, 64, MASK=1),
+    variant(512, 512, 64, 64, PAGED=1), variant(512, 512, 64, 64, MASK=1, PAGED=1), variant(384, 384, 64, 64, "f16", MASK=1, PAGED=1),
+    variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1), variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1, MASK=1),
+    variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1, MASK=1, PAGED=1),
 ])
 
 
@@ -79,7 +83,13 @@ def ask(args, v):
     return args
 
 
+def is_wide(v):
+    return v["dq"] > 256
+
+
 def tile_of(v, waves):
+    if is_wide(v):
+        return abi.Tile(abi.PIPELINES.index("gpu_wide"), v["m"], v["n"], v["dq"], v["dv"], 4, 2, 1)
     return abi.Tile(abi.PIPELINES.index("gpu_wgmma"), v["m"], v["n"], v["dq"], v["dv"], waves, 1, 1)
 
 
@@ -398,6 +408,17 @@ def modified(torch, f, at, masked):
         yield "group", at(1, 4, 4, 0, 0, group=group, bias=random(1, 4, n_q, 1000), **masked)
 
 
+def edges(torch, v, masked):
+    """Of rows of all heads in tiles of 64, two of which go together, and tiles of 64 keys: lengths around those, and narrower heads."""
+    d, dtype = v["dq"], v["dtype"]
+    for heads, (rows, keys) in itertools.product(((16, 8), (32, 4), (6, 1), (3, 3)), ((1, 1), (1, 65), (4, 129), (31, 64), (33, 63), (64, 128), (65, 320))):
+        yield f"{rows} rows of {heads[0]}/{heads[1]} heads, {keys} keys", make(torch, 2, *heads, rows, keys, d, d, dtype, **masked)
+    yield "narrower", make(torch, 2, 4, 2, 77, 333, d - 64, d - 64, dtype, **masked)
+    yield "narrowest", make(torch, 2, 4, 2, 77, 333, d - 120, d - 104, dtype, **masked)
+    yield "rows of one among others", make(torch, 1, 4, 2, 0, 0, d, d, dtype, group=[(1, n) for n in (1, 64, 65, 500)] + [(65, 700), (1, 0), (0, 9), (1, 300)],
+                                           **masked)
+
+
 def checks(torch, v):
     """Problems for a variant."""
     d, dv, dtype = v["dq"], v["dv"], v["dtype"]
@@ -422,7 +443,10 @@ def checks(torch, v):
     yield "odd", at(2, 2, 1, 301, 517, **causal)
     yield "long", at(2, 4, 2, 1000, 2333, **causal)
     yield "many", at(4, 24, 8, 700, 700, **causal)
-    yield "negative scale", at(1, 2, 2, 200, 300, scale=-1.0, **causal)
+    if is_wide(v):
+        yield from edges(torch, v, causal)
+    else:  # code of wide heads is another one where scales are not positive
+        yield "negative scale", at(1, 2, 2, 200, 300, scale=-1.0, **causal)
     if dtype == "e4m3":
         for kind in (torch.float32, torch.float16):
             other = at(1, 3, 3, 200, 300, **causal)
@@ -476,7 +500,7 @@ def check(device, match, few=False):
         for what, p in checks(torch, v):
             if few and what not in FEW:
                 continue
-            for persistent in (False, True):
+            for persistent in (False,) if is_wide(v) else (False, True):
                 if v["features"].get("PAGED"):
                     p.pages = Pages(torch, p, *next(forms))
                 p.o.fill_(math.nan)

@@ -3,12 +3,14 @@
 
     python3 tests/gpu/hopper_bwd.py build DIR [--match TEXT]       # needs NVRTC, no GPU
     python3 tests/gpu/hopper_bwd.py run DIR [--no-check] [--no-bench] [--few] [--match TEXT] [--shapes N,N,..]
+                                          [--parts [--peers NAMES]]
     python3 tests/gpu/hopper_bwd.py sanitize DIR [--match TEXT]    # compute-sanitizer, a few problems a kernel
 
 As hopper.py, whose problems, timing and options these are. A time is of all three stages, and of the zeros that dq_acc
-starts from.
+starts from. --parts: problems whose heads are in parts, and shapes where that is worth it, in one part and in as many as a plan takes.
 """
 import argparse
+import ctypes
 import dataclasses
 import json
 import math
@@ -24,7 +26,7 @@ from hopper import CAUSAL, variant
 COUNTERS = 64  # 2 LDS_DQ_COUNTER
 WAVES = 8  # of products
 KEEP = 0.8  # dropout
-FEW = ("odd", "group", "modified")
+FEW = ("odd", "group", "modified", "odd, parts", "group, parts", "modified, parts")
 
 
 VARIANTS = dict([
@@ -67,10 +69,17 @@ class Device(hopper.Device):
         super().__init__(folder, VARIANTS)
         self.small = dict(small_kernels(self.lib))
 
+    def parts_of(self, v, args):
+        """How many parts a plan takes, and about how many microseconds one part and those are expected to take."""
+        us = (ctypes.c_double * 2)()
+        n = self.lib.gpu_kernel_parts(ctypes.byref(hopper.tile_of(v, WAVES)), ctypes.c_uint32(cuda_device.UNITS), ctypes.byref(args), us)
+        return n, *us
+
     def launch_of(self, name, p):
         """A function that launches the three stages."""
         v = self.variants[name]
         args = p.args(v["m"], -(-v["dq"] // 64) * 64)
+        p.cut(args, p.parts or self.parts_of(v, args)[0])
         stages = [(f"{v['dtype']}_dot", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
         stages = [self.launcher(self.function(n, found[n]), found[n], args) for n, found in stages]
         acc = p.acc  # of these arguments: the next launch of the problem has one of its own
@@ -87,6 +96,7 @@ class Device(hopper.Device):
 class Problem(hopper.Problem):
     d_o: object = None
     deterministic: bool = False
+    parts: int = 1  # of the heads that share keys; 0: as many as a plan takes
     random: object = None  # dropout's bytes: (batch, head, row, column)
 
     def outputs(self):
@@ -129,6 +139,14 @@ class Problem(hopper.Problem):
             a.dq_acc_offsets = offsets_t.data_ptr()
         a.dq_tile_rows, a.dq_tile_floats, a.deterministic = rows, tile, int(self.deterministic)
         return a
+
+    def cut(self, a, parts):
+        """Heads that share keys into parts."""
+        import torch
+        if parts > 1:
+            acc = torch.full((parts * a.nhead_k * a.sequences.total_k * (a.hdim_q + a.hdim_v),), math.nan, device="cuda")
+            self.keep += (acc,)
+            a.kv_parts, a.kv_acc = parts, acc.data_ptr()
 
     def gradients(self):
         """(q, k, v, dO, what was found: dq, dk, dv) of each sequence."""
@@ -188,10 +206,10 @@ class Problem(hopper.Problem):
 
 
 def make(torch, *shape, solved=True, **more):
-    deterministic, random = more.pop("deterministic", False), more.pop("random", None)
+    deterministic, random, parts = more.pop("deterministic", False), more.pop("random", None), more.pop("parts", 1)
     p = hopper.make(torch, *shape, **more)
     fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(hopper.Problem)}
-    p = Problem(**fields, d_o=torch.randn_like(p.o), deterministic=deterministic, random=random)
+    p = Problem(**fields, d_o=torch.randn_like(p.o), deterministic=deterministic, random=random, parts=parts)
     p.outputs()
     if solved:
         p.solve(True)
@@ -220,6 +238,8 @@ def checks(torch, v):
         if f.get("DROPOUT"):
             more = more | dict(random=torch.randint(0, 256, (2, 4, 333, 777), device="cuda", dtype=torch.uint8))
         yield "modified", at(2, 4, 2, 333, 777)
+        yield "modified, parts", at(2, 4, 1, 333, 777, parts=4)
+        yield "modified, parts", at(2, 4, 2, 333, 777, parts=2, deterministic=True)
         return
     yield "small", at(1, 1, 1, 64, 128)
     yield "one", at(1, 2, 1, 1, 130)
@@ -243,6 +263,7 @@ def checks(torch, v):
         x[0, 5:82] = math.nan
     poisoned.ignored = 1
     yield "NaN between sequences", poisoned
+    yield from in_parts(torch, v, at, group)
     if not masked:
         return
     more = {}
@@ -258,7 +279,33 @@ def checks(torch, v):
         yield "group", at(1, 6, 2, 0, 0, group=group, deterministic=deterministic, **CAUSAL)
 
 
-def check(device, match, few=False):
+def in_parts(torch, v, at, group):
+    """The same with heads in parts; masked ones are causal where they say nothing."""
+    masked = v["features"].get("MASK")
+    for deterministic in (False, True):
+        yield "odd, parts", at(2, 4, 2, 301, 517, parts=2, deterministic=deterministic)
+        yield "group, parts", at(1, 12, 2, 0, 0, group=group, parts=3, deterministic=deterministic)
+    yield "long, parts", at(2, 8, 2, 1000, 2333, parts=4)
+    yield "one, parts", at(1, 8, 1, 1, 130, parts=8)
+    yield "rows, parts", at(1, 16, 2, 2333, 200, parts=8)
+    # As above, almost three rounds.
+    yield "three rounds, parts", at(3, 16, 4, 7 * v["n"] + 4, 7 * v["n"] + 4, parts=4)
+    yield "sink, parts", at(2, 4, 1, 300, 200, sink=torch.randn(4, device="cuda"), parts=2)
+    short = at(2, 4, 2, 130, 900, lens_k=[333, 0], parts=2)
+    short.k[0, 333:], short.v[0, 333:], short.k[1], short.v[1] = (math.nan,) * 4
+    yield "padded with NaN, parts", short
+    if not masked:
+        return
+    for deterministic in (False, True):
+        more = dict(deterministic=deterministic, parts=2)
+        yield "window, parts", at(2, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0, **more)
+        yield "window both ways, parts", at(1, 4, 1, 900, 1500, mask=abi.MASK_TOP_LEFT, left=100, right=333, **more)
+        yield "sinks, parts", at(1, 4, 2, 1500, 1500, mask=abi.MASK_BOTTOM_RIGHT, left=200, right=0, sinks=5, **more)
+    yield "more rows than keys, parts", at(1, 8, 2, 700, 300, parts=4)
+    yield "top left, parts", at(1, 8, 1, 500, 300, mask=abi.MASK_TOP_LEFT, right=0, parts=8)
+
+
+def check(device, match, few=False, parts=False):
     torch, failed, done = device.torch, 0, 0
     for name, v in device.variants.items():
         if match not in name:
@@ -266,7 +313,7 @@ def check(device, match, few=False):
         print("checking", name, file=sys.stderr, flush=True)
         bound = 8e-3 if v["dtype"] == "bf16" else 1.5e-3
         for what, p in checks(torch, v):
-            if few and what not in FEW:
+            if few and what not in FEW or parts and not what.endswith(", parts"):
                 continue
             launch = device.launch_of(name, p)
             launch()
@@ -276,14 +323,14 @@ def check(device, match, few=False):
             else:
                 errors = p.solve(False)
             first = [x.clone() for x in (p.dq, p.dk, p.dv)]
-            for _ in range(1 if few else 50 if what in ("long", "group", "deterministic") else 3):
+            for _ in range(1 if few else 50 if what.removesuffix(", parts") in ("long", "group", "deterministic") else 3):
                 launch()
             torch.cuda.synchronize()
             same = [torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, (p.dq, p.dk, p.dv))]
             done += 1
             if not (max(errors) < bound and all(same[0 if p.deterministic else 1:])):
                 failed += 1
-                print(f"FAIL {name} {what} det={int(p.deterministic)}: dq, dk, dv {' '.join(f'{e:.3g}' for e in errors)}, same bits {same}", flush=True)
+                print(f"FAIL {name} {what}, {p.parts} parts, det={int(p.deterministic)}: dq, dk, dv {' '.join(f'{e:.3g}' for e in errors)}, same bits {same}", flush=True)
     print(f"checks: {done - failed} of {done} passed", flush=True)
     return failed
 
@@ -346,6 +393,64 @@ SHAPES = hopper.SHAPES + [
 ]
 
 
+PARTS_SHAPES = [
+    (1, 32, 8, 5120, 128, 128), (1, 16, 2, 4096, 128, 128), (1, 28, 4, 8192, 128, 128), (2, 14, 2, 2048, 64, 64), (1, 64, 8, 6144, 128, 128),
+    (1, 16, 2, 4096, 256, 256), (1, 32, 8, 8192, 128, 128), (1, 8, 1, 16384, 128, 128), (1, 32, 8, 2048, 128, 128), (1, 8, 1, 1024, 128, 128),
+    (4, 8, 2, 512, 64, 64)
+]
+
+
+def bench_parts(device, match, shapes, rows, reps, peers):
+    """One part beside as many as a plan takes, and, where those are none, two."""
+    torch, lines = device.torch, []
+    for b, hq, hk, s, d, dv in shapes:
+        for causal in (False, True):
+            name = f"bf16_{d}x{dv}_t64x{128 if d <= 128 else 64}" + "_mask1" * causal
+            if name not in device.variants or match not in name:
+                continue
+            sets = [make(torch, b, hq, hk, s, s, d, dv, solved=False, **(CAUSAL if causal else {})) for _ in range(2)]
+            chosen, *us = device.parts_of(device.variants[name], sets[0].args(64, -(-d // 64) * 64))
+            sides = {}
+            for p in sets:
+                ready(torch, p, causal)
+            for side, find in {"cuDNN": library, "FA4": flash_attention_4}.items():
+                if side not in peers.split(","):
+                    continue
+                try:
+                    found = [find(torch, p, causal) for p in sets]
+                    if found[0]:
+                        found[0]()
+                        sides[side] = found
+                except RuntimeError as error:
+                    print(f"no {side}:", str(error)[:100])
+            group = hq // hk
+            numbers = sorted({1, chosen, group} | {n for n in (2, 4) if group % n == 0})
+            for deterministic in (False, True):
+                for n in numbers:
+                    for p in sets:
+                        p.parts, p.deterministic = n, deterministic
+                    sides[n, deterministic] = [device.launch_of(name, p) for p in sets]
+            flops = 2.5 * 2 * b * hq * s * s * (d + dv) * (0.5 if causal else 1)
+            ms = compare(torch, sides, reps)
+            row = f"{b} {hq}/{hk} {s} {d} {'causal' if causal else 'full'}"
+            rows.append(dict(shape=row, chosen=chosen, predicted_us=us, us={str(n): x * 1e3 for n, x in ms.items()}))
+            stages = {}
+            for n in sorted({1, chosen}):
+                for p in sets:
+                    p.parts, p.deterministic = n, False
+                launch = device.launch_of(name, sets[0])
+                times = compare(torch, {i: [lambda i=i: launch(only=i)] for i in (-1, 1, 2)}, 3)
+                stages[n] = "%.0f+%.0f" % tuple(1e3 * (times[i] - times[-1]) for i in (1, 2))
+            rates = " ".join(f"{n}:{flops / ms[n, False] / 1e9:.0f}" + "*" * (n == chosen) for n in numbers)
+            det = " ".join(f"{n}:{flops / ms[n, True] / 1e9:.0f}" for n in numbers)
+            lines.append(f"{row:26} " + " ".join(f"{x} {flops / ms[x] / 1e9:.0f}" for x in ("cuDNN", "FA4") if x in ms) +
+                         f" | {rates} | det {det} | {ms[1, False] / ms[chosen, False]:.2f}, foretold {us[0] / us[1] if us[1] else 1:.2f}"
+                         f" | us main+convert {stages}, foretold {us[0]:.0f} {us[1]:.0f}")
+            print(lines[-1], flush=True)
+            del sets, sides
+    return lines
+
+
 def bench(device, match, shapes, rows, reps):
     torch, lines = device.torch, []
     for shape in shapes:
@@ -398,6 +503,8 @@ def main():
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--few", action="store_true", help="only some problems, each launched twice")
     parser.add_argument("--no-bench", action="store_true")
+    parser.add_argument("--parts", action="store_true", help="of heads in parts alone")
+    parser.add_argument("--peers", default="cuDNN,FA4", help="with --parts: those beside which it is timed, where they are found")
     parser.add_argument("--shapes", help="numbers of SHAPES, with commas between")
     parser.add_argument("--reps", type=int, default=20)
     parser.add_argument("--json")
@@ -408,10 +515,11 @@ def main():
         sys.exit(cuda_device.sanitize_cubins(__file__, a.folder, a.match) != 0)
     device, failed, lines, rows = Device(a.folder), 0, [], []
     if not a.no_check:
-        failed = check(device, a.match, a.few)
+        failed = check(device, a.match, a.few, a.parts)
     if not a.no_bench:
-        shapes = [SHAPES[int(i)] for i in a.shapes.split(",")] if a.shapes else SHAPES
-        lines = bench(device, a.match, shapes, rows, a.reps)
+        shapes = PARTS_SHAPES if a.parts else SHAPES
+        shapes = [shapes[int(i)] for i in a.shapes.split(",")] if a.shapes else shapes
+        lines = bench_parts(device, a.match, shapes, rows, a.reps, a.peers) if a.parts else bench(device, a.match, shapes, rows, a.reps)
     if a.json:
         with open(a.json, "w", encoding="ascii") as f:
             json.dump(rows, f, indent=1)

@@ -81,7 +81,7 @@ def kernel_of(lib, name):
 
 
 def is_strict(name):
-    return NAME.match(name)["pipeline"] in ("gpu_wgmma", "gpu_latent")
+    return NAME.match(name)["pipeline"] in ("gpu_wgmma", "gpu_latent", "gpu_wide")
 
 
 def kind_of(name):

@@ -266,6 +266,35 @@ def test_a_backward_that_writes_dq_has_no_head(device, cuda):
     assert read_words(args.sequences.seqstart_q, 4) == [0, 5, 25, 40]
 
 
+def test_parts_of_heads_are_summed_in_the_workspace(device, cuda):
+    """Of few heads of keys each has several blocks, also where sequences are packed and a graph is made."""
+    for packed in (False, True):
+        options = {"op": "backward", "nhead_q": 8, "nhead_k": 2, "seqlen_q": 1600, "seqlen_k": 1600, "hdim_q": 128, "hdim_v": 128}
+        options |= {"mode": "group", "batch": 2, "total_q": 1700, "total_k": 1700} if packed else {}
+        roles = {r: "f32" if r == "lse" else "bf16" for r in ("q", "k", "v", "o", "lse", "d_o", "dq", "dk", "dv")}
+        tensors = {role: aligned(1 << 21, numpy.uint16) for role in roles}
+        if packed:
+            tensors |= {role: words([0, 1600, 1700]) for role in ("seqstart_q", "seqstart_k")}
+            roles |= dict.fromkeys(("seqstart_q", "seqstart_k"), "i32")
+        plan = device.plan({**FORWARD, **options, "tensors": {r: {"dtype": t} for r, t in roles.items()}}, addresses(tensors))
+        workspace = aligned(plan.info.workspace_bytes, numpy.uint8)
+        plan.run(addresses(tensors), workspace.ctypes.data)
+        args = arguments(cuda, "abi_bwd_args")
+        assert args.kv_parts == 4 and args.sequences.total_k == (1700 if packed else 1600)
+        sums, start = 2 * 4 * args.sequences.total_k * 256 * 4, workspace.ctypes.data
+        assert start <= args.kv_acc and args.kv_acc % 16 == 0
+        assert args.kv_acc + sums <= args.dq_acc < start + workspace.nbytes
+        graph = ctypes.c_void_p()
+        assert cuda.cuStreamBeginCapture_v2(None, 0) == 0
+        try:
+            plan.run(addresses(tensors), workspace.ctypes.data)
+        finally:
+            cuda.cuStreamEndCapture(None, ctypes.byref(graph))
+        assert cuda.cuGraphLaunch(graph, None) == 0 and arguments(cuda, "abi_bwd_args").kv_acc == args.kv_acc
+        cuda.cuGraphDestroy(graph)
+        plan.free()
+
+
 def test_dropout_counts_from_memory(device, cuda):
     tensors = forward_tensors()
     plan = device.plan(problem(dropout_p=0.25, dropout_seed=7, dropout_offset=9), addresses(tensors))

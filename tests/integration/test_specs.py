@@ -604,6 +604,28 @@ def test_backward_splits_by_keys():
     assert json.loads(fmhactl("plan", "forward", "-b=1", "-h=8", "-s=256", "-d=128", "--arch", "gfx942", "--json"))["plan"]["workspace_bytes"] == 0
 
 
+def test_backward_cuts_heads_that_share_keys():
+    """Where few blocks leave a card idle Hopper's have a part of the heads, and a third stage that adds what they sum of dK and dV."""
+    plan = lambda *words: json.loads(fmhactl("plan", "backward", *words, "--arch", "sm_90a", "--json"))["plan"]
+    few = ["-h=16", "-h_k=2", "-s=4096", "-d=128"]
+    got, whole = plan(*few), plan("-h=16", "-s=4096", "-d=128")
+    assert (got["kv_parts"], whole["kv_parts"]) == (2, 1)
+    assert [stage["family"] for stage in got["stages"]] == ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]
+    assert got["stages"][1]["grid"] == [2 * 2 * 32, 1, 1] and whole["stages"][1]["grid"] == [16 * 32, 1, 1]
+    # Two chunks of each of 64 tiles of 16 heads; a thread eight elements of dK or dV.
+    assert got["stages"][2]["grid"] == [64 * 2 * 16 + 2 * 4096 * 256 // 8 // 128, 1, 1] and whole["stages"][2]["grid"] == [64 * 2 * 16, 1, 1]
+    assert 0 <= got["workspace_bytes"] - whole["workspace_bytes"] - 2 * 2 * 4096 * 256 * 4 < 512
+    assert "parts      2 of the heads that share keys: about 602 us, 1172 in one part" in fmhactl("plan", "backward", *few, "--arch", "sm_90a")
+    assert plan(*few, "--causal")["kv_parts"] == 4
+    assert plan(*few, "--causal", "--deterministic")["kv_parts"] == 4
+    assert plan(*few, "--units=1")["kv_parts"] == 1
+    assert plan(*few, "--mask-endpoints=1")["kv_parts"] == 1, "a mask in memory is searched for all heads of a block"
+    # Packed: as if all were of the longest one's length, and fewer.
+    assert plan("-b=3", "-h=16", "-h_k=2", "-s=4096,100,30", "-mode=1")["kv_parts"] == 2
+    other = json.loads(fmhactl("plan", "backward", *few, "--arch", "sm_80", "--json"))["plan"]
+    assert other["kv_parts"] == 0 and len(other["stages"]) == 2
+
+
 def test_output_that_cannot_be_written():
     assert "No such file" in fmhactl("enumerate", "--arch", "gfx942", "--out", "/nonexistent/x", code=5)
     full = subprocess.run([FMHACTL, "enumerate", "--arch", "gfx942", "--variant", "bwd", "--out", "/dev/full"],

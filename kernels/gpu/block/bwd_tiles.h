@@ -41,6 +41,20 @@ struct DqCut {
 };
 #undef DQ_FN
 
+/* Sums of dK and dV: every part of the heads is as a head of a dense tensor. */
+DEV abi_tensor kv_sums_of(const abi_bwd_args &a, float *from, i32 hdim)
+{
+	return abi_tensor{from, (i64)a.sequences.seqlen_k_max * hdim, hdim,
+			  (i64)a.sequences.total_k * hdim, 1};
+}
+DEV abi_tensor dk_sums_of(const abi_bwd_args &a) { return kv_sums_of(a, a.kv_acc, a.hdim_q); }
+DEV abi_tensor dv_sums_of(const abi_bwd_args &a)
+{
+	i64 rows = (i64)grid_kv_parts(&a) * a.sequences.total_k;
+
+	return kv_sums_of(a, a.kv_acc + rows * a.hdim_q, a.hdim_v);
+}
+
 /* The tiles of a head: where the first of them lies, and floats of all of them. */
 DEV float *dq_head_of(const abi_bwd_args &a, const Sequence &v, i32 head, i64 *ret_floats)
 {

@@ -9,6 +9,8 @@
 
 #include "types.h"
 
+#include "block_order.h"
+
 #include <kernels/dq_acc.h>
 
 /* One sequence. Rows and columns count from its first query and its first real key. */
@@ -554,27 +556,5 @@ template <class E, bool PACKED> struct QueryView {
 		return base + row * stride_seq + dim * stride_dim;
 	}
 };
-
-/* Heads whose rows of `row_bytes` stay in the L2 cache together. */
-DEV i32 heads_at_once(i32 rows, i32 row_bytes, i32 n_heads)
-{
-	const float L2_BYTES = 32 << 20; /* less than any large GPU has */
-
-	return clamp((i32)(L2_BYTES / ((float)max_of(rows, 1) * row_bytes)), 1, n_heads);
-}
-
-/*
- * Under a causal mask some blocks of a head, those with a small x, take much longer than others.
- * Blocks start in the order of x, then y: here the long ones of `heads` heads come first, and what
- * is left at the end is short.
- */
-DEV void longest_first(i32 n_x, i32 n_y, i32 heads, i32 *x, i32 *y)
-{
-	i32 first = *y / heads * heads, index = (*y - first) * n_x + *x;
-
-	heads = min_of(heads, n_y - first);
-	*x = index / heads;
-	*y = first + index % heads;
-}
 
 #endif

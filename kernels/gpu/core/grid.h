@@ -50,6 +50,13 @@ GRID_FN grid_int grid_forward_tile(struct grid_forward g, grid_int x)
 	return g.n_tiles - 1 - x / g.n_splits;
 }
 
+/* Blocks of hopper/fwd_wide.h that bring keys for each other, without splits: tiles side by side. */
+#define GRID_CLUSTER 2
+GRID_FN grid_int grid_clusters(grid_int n_tiles)
+{
+	return grid_ceil(n_tiles, GRID_CLUSTER);
+}
+
 /*
  * For blocks that stay: the tiles of all heads and batch entries, taken one after the other. Of
  * packed sequences, whose lengths are not known here, at least as many as there are.
@@ -130,6 +137,13 @@ GRID_FN grid_int grid_backward_bias_tile(struct grid_backward g, grid_int x)
 	return x - g.n_key_blocks - g.n_row_blocks;
 }
 
+/* Blocks that own keys of all heads that share them, or of one of the parts that those are in
+ * (abi.h): parts of all heads. */
+GRID_FN grid_int grid_kv_parts(const struct abi_bwd_args *a)
+{
+	return (grid_int)a->nhead_k * (a->kv_parts > 1 ? a->kv_parts : 1);
+}
+
 /* ---- without tiles: lanes side by side take a row of a head, or of the cache ---- */
 
 #define GRID_DOT_LANES 16 /* that a row of dot_do_o takes; elsewhere a wave does */
@@ -188,6 +202,28 @@ GRID_FN grid_int grid_dq_chunks(const struct abi_bwd_args *a)
 	grid_int slabs = grid_dq_slabs(a);
 
 	return slabs == 1 ? 2 : slabs;
+}
+
+/* Of convert_dq: a block a chunk of a tile; behind them those that add parts of dK and dV. */
+GRID_FN grid_int grid_dq_blocks(const struct abi_bwd_args *a)
+{
+	return grid_ceil(a->sequences.seqlen_q_max, a->dq_tile_rows) * grid_dq_chunks(a) *
+	       a->nhead_q;
+}
+
+/* Eights of a row of dK and of dV, one a thread. */
+#define GRID_CONVERT_THREADS 128
+GRID_FN grid_int grid_kv_eights(const struct abi_bwd_args *a)
+{
+	return (a->hdim_q + a->hdim_v) / 8;
+}
+
+/* Of a head of keys. */
+GRID_FN grid_int grid_kv_blocks(const struct abi_bwd_args *a)
+{
+	return a->kv_parts > 1 ? grid_ceil(a->sequences.seqlen_k_max * grid_kv_eights(a),
+					   GRID_CONVERT_THREADS)
+			       : 0;
 }
 
 /* New rows of K, as many of V, then rows of Q that are turned. */

@@ -221,6 +221,14 @@ LDS_FN int lds_latent(struct lds_cut c)
 	       2 * 4 * 128 + LDS_LATENT_SMALL;
 }
 
+/* Hopper's loop over wide heads, fwd_wide.h: the same of one tile of keys and one of values. */
+LDS_FN int lds_wide(struct lds_cut c)
+{
+	return lds_slabs(c.tile_m, 2 * c.hdim_q) + lds_slabs(c.tile_n, 2 * c.hdim_q) +
+	       lds_slabs(c.tile_n, 2 * c.hdim_v) + c.tile_m * c.tile_n * 2 + 2 * 4 * 128 +
+	       LDS_LATENT_SMALL;
+}
+
 /*
  * Decode's forward loop, fwd_decode.h: Q, and tiles of K and V in a ring of stages; where they are
  * narrower than Q a factor for each of its rows. @most: what a block may take; fewer than two

@@ -4,7 +4,9 @@
  * dot:     d = rowsum(dO * O) - dLSE; dSink = -sum over rows of exp(sink - LSE) d; dBias = 0 behind
  * the keys, which the
  *            stage after knows no tiles for
- *   convert: dQ = scale * sum of the splits of dq_acc, in order
+ * convert: dQ = scale * sum of the splits of dq_acc, in order; dK and dV likewise of their parts,
+ * where they
+ *            have some
  */
 #ifndef FMHA_GPU_BWD_ROWS_H
 #define FMHA_GPU_BWD_ROWS_H
@@ -235,10 +237,55 @@ template <class C> struct BackwardRows {
 		}
 	}
 
+	/* A thread eight neighbours of a row of dK or dV. */
+	METHOD void add_parts(i32 block) const
+	{
+		const i32 n_blocks = grid_kv_blocks(&a), n_eights = grid_kv_eights(&a);
+		i32 head = block / n_blocks,
+		    index = (block - head * n_blocks) * GRID_CONVERT_THREADS + thread_id();
+		i32 row = index / n_eights, dim = (index - row * n_eights) * 8;
+		Sequence v = find_sequence(a.sequences, 0, block_id_z());
+		const bool is_v = dim >= a.hdim_q;
+		const abi_tensor &to = is_v ? a.dv : a.dk;
+		const abi_tensor sums = is_v ? dv_sums_of(a) : dk_sums_of(a);
+		const float *from = (const float *)sums.data;
+		float sum[8] = {};
+
+		if (row >= v.n_k)
+			return;
+		dim -= is_v ? a.hdim_q : 0;
+		from += k_offset(sums, v, row, head * a.kv_parts) + dim;
+		/* More at once take registers that the other blocks miss. */
+		_Pragma("unroll 2")
+		for (i32 part = 0; part < a.kv_parts; part++, from += sums.stride_head)
+			UNROLL
+			for (int c = 0; c < 2; c++) {
+				chunk16 x = load16(from + c * 4);
+
+				UNROLL
+				for (int i = 0; i < 4; i++)
+					sum[c * 4 + i] += bits_to_float(x.w[i]);
+			}
+		UNROLL
+		for (int i = 0; i < 8; i++)
+			sum[i] *= is_v ? 1.0f : a.scale;
+		store_chunk(to.data, a.dtype, k_offset(to, v, row, head) + dim * to.stride_dim,
+			    to.stride_dim, sum, 8);
+	}
+
+	METHOD void convert_tiles(float *stage) const
+	{
+		i32 block = block_id_x();
+
+		if (a.kv_parts > 1 && block >= grid_dq_blocks(&a))
+			return add_parts(block - grid_dq_blocks(&a));
+		convert_tile(stage);
+	}
+
 	METHOD void convert(float *lds) const
 	{
 		if (a.dq_tile_rows)
-			return convert_tile(lds);
+			return convert_tiles(lds);
 		WaveRow at = WaveRow::make(a.nhead_q);
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bwd_wgmma.h: gradients on Hopper, in one pass of five products. A block owns TILE_N keys of one
- * KV head and streams tiles of TILE_M queries, of all heads that share the keys, past them:
+ * KV head and streams tiles of TILE_M queries, of all heads that share the keys or of a part of
+ * them (abi.h: kv_parts), past them:
  *
  *   S^T = K Q^T, dP^T = V dO^T        operands where the copy engine put them
  *   dV += P^T dO, dK += dS^T Q        P^T and dS^T, with dS = P (dP - D), from registers
@@ -77,8 +78,14 @@ template <class Loop> struct BackwardOfOwnKeys : Loop {
 		dv.zero();
 		if (this->n_steps() > 0)
 			this->stream(dk, dv);
-		this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
-		this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
+		/* In one branch: of two ptxas makes another loop before them. */
+		if (this->is_whole()) {
+			this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
+			this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
+		} else {
+			this->store_part(dk, dk_sums_of(at.a), at.a.hdim_q);
+			this->store_part(dv, dv_sums_of(at.a), at.a.hdim_v);
+		}
 	}
 };
 

@@ -78,7 +78,7 @@ template <class C> struct BackwardWgmmaBlock {
 	BackwardPlace<C> at;
 	u32 lds;         /* address in shared memory */
 	i32 first;       /* key of the block */
-	i32 head_k;
+	i32 part; /* of all heads, one after the other: see abi.h */
 	i32 wave;
 	ColumnTiles tiles; /* of queries */
 	i32 n_seen;        /* tiles that are walked */
@@ -122,6 +122,11 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD u32 dq_part(i32 group) const { return lds + DQ_AT + group * DQ_BYTES; }
 	METHOD u32 stats(i32 stage) const { return lds + STATS_AT + stage * STATS_BYTES; }
 
+	/* Heads whose keys are the block's. */
+	METHOD i32 n_heads() const { return hidden(at.a.nhead_q) / grid_kv_parts(&at.a); }
+	METHOD bool is_whole() const { return at.a.kv_parts <= 1; }
+	METHOD i32 head_k() const { return is_whole() ? part : part / at.a.kv_parts; }
+
 	/* A step: a tile of queries of one of the heads; where it is in the rings of stages. */
 	struct Step {
 		i32 tile, head, number;
@@ -132,8 +137,8 @@ template <class C> struct BackwardWgmmaBlock {
 		METHOD u32 do_parity() const { return number / DO_STAGES & 1; }
 		METHOD i32 ds_stage() const { return number % DS_STAGES; }
 	};
-	METHOD Step first_step() const { return Step{seen_from(0), head_k * at.q_per_k(), 0}; }
-	METHOD i32 n_steps() const { return n_seen * at.q_per_k(); }
+	METHOD Step first_step() const { return Step{seen_from(0), part * n_heads(), 0}; }
+	METHOD i32 n_steps() const { return n_seen * n_heads(); }
 	METHOD void next(Step &s) const
 	{
 		s.tile = seen_from(s.tile + 1);
@@ -206,7 +211,7 @@ template <class C> struct BackwardWgmmaBlock {
 			words[i] = 0;
 		block_sync();
 		NO_UNROLL
-		for (i32 h = alike ? at.q_per_k() - 1 : 0; h < at.q_per_k(); h++) {
+		for (i32 h = alike ? n_heads() - 1 : 0; h < n_heads(); h++) {
 			NO_UNROLL
 			for (i32 r = thread_id(); r < ceil_div(rows, FMHA_WAVE) * FMHA_WAVE;
 			     r += AT_ONCE_ROWS * THREADS) {
@@ -254,35 +259,14 @@ template <class C> struct BackwardWgmmaBlock {
 
 	/* ---- where the block is ---- */
 
-	/*
-	 * Heads whose blocks come before all others. Of Q, dO and dq_acc a head of those that share
-	 * keys is wanted at a time. What is left behind full sections would begin with long blocks
-	 * last: sections are alike, and only one where the cache nearly has room.
-	 */
-	METHOD i32 heads_of_section(i32 n_heads) const
+	/* How many find room in the cache. Of Q, dO and dq_acc a head of those of a part is wanted
+	 * at a time. */
+	METHOD i32 parts_at_once(i32 n_parts) const
 	{
-		i32 fit = heads_at_once(at.a.sequences.seqlen_q_max, 6 * C::HDIM_Q + 2 * C::HDIM_V,
-					n_heads);
-
-		return 5 * n_heads <= 8 * fit ? n_heads : ceil_div(n_heads, ceil_div(n_heads, fit));
+		return heads_at_once(at.a.sequences.seqlen_q_max, 6 * C::HDIM_Q + 2 * C::HDIM_V,
+				     n_parts);
 	}
 
-	/*
-	 * Longest first, units that had long blocks get the shorter ones of the second round, and
-	 * all are equally far; the third, where it is the last, leaves them as far apart as its
-	 * blocks are. So the second round has every other block first, and the sums of two differ
-	 * by as much as what comes to them.
-	 */
-	METHOD static i32 balanced(i32 number, i32 n_blocks)
-	{
-		i32 n_units = units(), rounds = n_blocks / n_units, place = number - n_units,
-		    half = ceil_div(n_units, 2);
-
-		if (rounds < 2 || rounds % 2 || 2 * (n_blocks % n_units) < n_units || place < 0 ||
-		    place >= n_units)
-			return number;
-		return n_units + (place < half ? 2 * place : 2 * (place - half) + 1);
-	}
 	METHOD static i32 units()
 	{
 		i32 n;
@@ -295,25 +279,25 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD bool locate(i32 number)
 	{
 		const abi_bwd_args &a = at.a;
-		i32 n_x = ceil_div(a.sequences.seqlen_k_max, C::TILE_N),
-		    n_y = a.nhead_k * a.sequences.batch;
-		i32 heads = C::MASK ? heads_of_section(n_y) : n_y;
+		const i32 parts = grid_kv_parts(&a);
+		block_order order = {ceil_div(a.sequences.seqlen_k_max, C::TILE_N),
+				     parts * a.sequences.batch, 0, 0};
+		i32 x, y;
 
-		/* there blocks wait for those before them */
-		if (C::MASK && heads == n_y && !a.deterministic && !HAS_DATA)
-			number = balanced(number, n_x * n_y);
-		i32 y = number / n_x, x = number - y * n_x;
-
-		/* The same keys of all heads of a batch entry have as much work: side by side,
+		/* The same keys of all parts of a batch entry have as much work: side by side,
 		 * units that begin together end together. */
 		if (HAS_DATA)
-			longest_first(n_x, n_y, a.nhead_k, &x, &y);
+			order.section = parts;
 		else if (C::MASK)
-			longest_first(n_x, n_y, heads, &x, &y);
-		i32 batch = y / a.nhead_k;
+			order.section = order_section(order.n_y, parts_at_once(order.n_y));
+		/* deterministic: blocks wait for those before them */
+		if (C::MASK && !HAS_DATA && order.section == order.n_y && !a.deterministic)
+			order.units = units();
+		order_place(order, number, &x, &y);
+		i32 batch = y / parts;
 
-		head_k = y - batch * a.nhead_k;
-		at.head = head_k * at.q_per_k();
+		part = y - batch * parts;
+		at.head = part * n_heads();
 		at.enter_sequence(batch);
 		first = x * C::TILE_N;
 		tiles = ColumnTiles::of_rows(at.band, C::MASK, first, first + C::TILE_N - 1,
@@ -353,12 +337,12 @@ template <class C> struct BackwardWgmmaBlock {
 	{
 		const Sequence &s = at.seq;
 		i32 batch_q = s.packed_q ? 0 : s.batch, batch_k = s.packed_k ? 0 : s.batch;
-		i32 key = s.k_start + s.leftpad + first;
+		i32 key = s.k_start + s.leftpad + first, of_keys = head_k();
 		Step step = first_step();
 
 		barrier_expect(kv_full(), (Q_SLABS + V_SLABS) * K_SLAB);
-		load_tile<Q_SLABS>(k_tile(), K_SLAB, k, kv_full(), key, head_k, batch_k);
-		load_tile<V_SLABS>(v_tile(), K_SLAB, v, kv_full(), key, head_k, batch_k);
+		load_tile<Q_SLABS>(k_tile(), K_SLAB, k, kv_full(), key, of_keys, batch_k);
+		load_tile<V_SLABS>(v_tile(), K_SLAB, v, kv_full(), key, of_keys, batch_k);
 		NO_UNROLL
 		for (i32 n = n_steps(); n > 0; n--, next(step)) {
 			i32 row = s.q_start + query_of(step);
@@ -425,11 +409,12 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD void send_dq(i32 group) const
 	{
 		i64 floats;
-		float *head = dq_head_of(at.a, at.seq, at.head, &floats) + DQ.part_at(group);
+		float *head = dq_head_of(at.a, at.seq, part * n_heads(), &floats) +
+			      DQ.part_at(group);
 		u32 parity = 0;
 
 		NO_UNROLL
-		for (i32 n = at.q_per_k(); n > 0; n--, head += floats) {
+		for (i32 n = n_heads(); n > 0; n--, head += floats) {
 			NO_UNROLL
 			for (Step step = {seen_from(0), 0, 0}; step.tile < tiles.count;
 			     step.tile = seen_from(step.tile + 1)) {
@@ -762,7 +747,7 @@ template <class C> struct BackwardWgmmaBlock {
 	typedef RegTile<Core, 1, TD> SumK;
 	typedef RegTile<Core, 1, TV> SumV;
 
-	/* Rows of a gradient, in chunks of 16 bytes. */
+	/* Rows of a gradient, in chunks of 16 bytes. All heads that share keys are one part. */
 	template <int T>
 	METHOD void store(const RegTile<Core, 1, T> &sum, const abi_tensor &t, i32 hdim,
 			  float factor) const
@@ -770,7 +755,7 @@ template <class C> struct BackwardWgmmaBlock {
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
 			i32 row = row_of(0) + Core::stat_row(r);
-			u16 *to = (u16 *)t.data + k_offset(t, at.seq, row, head_k);
+			u16 *to = (u16 *)t.data + k_offset(t, at.seq, row, part);
 
 			UNROLL
 			for (int d = 0; d < T; d += 2) {
@@ -787,6 +772,27 @@ template <class C> struct BackwardWgmmaBlock {
 				turn_words(x, lane_id());
 				if (row < at.seq.n_k && dim < hdim)
 					*(chunk16 *)(to + dim) = chunk16{{x[0], x[1], x[2], x[3]}};
+			}
+		}
+	}
+
+	/* The same as they are, for convert_dq. */
+	template <int T>
+	METHOD void store_part(const RegTile<Core, 1, T> &sum, const abi_tensor &t, i32 hdim) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 row = row_of(0) + Core::stat_row(r);
+			float *to = (float *)t.data + k_offset(t, at.seq, row, part) +
+				    lane_id() % 4 * 2;
+
+			UNROLL
+			for (int i = 0; i < 2 * T; i++) {
+				const float *pair = sum.t[0][i / 2].x + i % 2 * 4 + 2 * r;
+
+				if (row < at.seq.n_k && i * 8 < hdim)
+					*(chunk8 *)(to + i * 8) = chunk8{
+						{float_to_bits(pair[0]), float_to_bits(pair[1])}};
 			}
 		}
 	}

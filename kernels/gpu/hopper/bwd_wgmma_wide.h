@@ -130,7 +130,10 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 		if (this->n_steps() > 0)
 			stream_dv(dv);
 		find_place_anew();
-		this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
+		if (this->is_whole())
+			this->store(dv, at.a.dv, at.a.hdim_v, 1.0f);
+		else
+			this->store_part(dv, dv_sums_of(at.a), at.a.hdim_v);
 	}
 
 	METHOD void find_dk()
@@ -176,7 +179,10 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			find_rest_of_dq<1>(step);
 		}
 		find_place_anew();
-		this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
+		if (this->is_whole())
+			this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
+		else
+			this->store_part(dk, dk_sums_of(at.a), at.a.hdim_q);
 	}
 
 	/* Where the block is is not kept while it streams: the last warpgroup has no registers for

@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fwd_latent.h: forward attention over latents on Hopper: every head looks at the same keys, and
- * the first elements of a key are its values. A tile of keys is brought once, read along its rows
- * for S = Q K^T and across them for O += P V, and no tile of V exists.
- *
- * A block has 64 rows, heads side by side, whose O fills the registers of two warpgroups, each with
- * half of the columns. The first one also finds all of S and P, and hands P over in the order in
- * which products take it, so that the other reads what it multiplies with one load of 16 bytes a
- * key tile. A third warpgroup asks the copy engine for keys.
+ * fwd_latent.h: forward attention over latents on Hopper, as fwd_halves.h has it: every head looks
+ * at the same keys, and the first elements of a key are its values. A tile of keys is brought once,
+ * read along its rows for S = Q K^T and across them for O += P V, and no tile of V exists.
  *
  * Two tiles of keys and Q are all that shared memory has room for, so a place is filled again as
  * soon as it was read, part by part: the elements behind the values after S, each half of the
- * values after its product. What runs when, of tile n and the next:
- *   first   O_left += P(n) V    S(n + 1)    softmax(n + 1)    ...
- *   second                                  O_right += P(n) V
- * The second waits for the scores, so that its product runs beside the softmax, and the left half,
- * which the next but one tile's scores begin with, has come by then.
+ * values after its product. The left half, which the next but one tile's scores begin with, has
+ * come by the time that they are made.
  *
  * In pages a tile comes in boxes of as many rows as divide both a tile's and a page's, as in
  * fwd_wgmma.h. Each loading warp brings slabs of its own and looks up all pages of a tile.
@@ -27,35 +19,29 @@
 #ifndef FMHA_GPU_FWD_LATENT_H
 #define FMHA_GPU_FWD_LATENT_H
 
-#include "decode_share.h"
-#include "block/fwd_output.h"
-#include "block/fwd_scores.h"
-#include "wgmma_values.h"
+#include "fwd_halves.h"
 
-template <class C> struct ForwardLatent {
-	typedef ForwardBlock<C> Block;
-	typedef typename C::Core Core;
-	typedef typename C::Element Element;
-	static const int TN = C::TILE_N / 16, HALF = C::HDIM_V / 2, TD = HALF / 16;
-	static const int GROUP_THREADS = 128, GROUPS = 2, GROUP_WARPS = 4;
-	static const int THREADS = C::THREADS + GROUP_THREADS;
-	static_assert(C::TILE_M == 64 && C::WAVES_M == GROUP_WARPS && C::WAVES_N == GROUPS,
-		      "a warp has 16 rows, and a warpgroup half of the columns");
-	static_assert(C::TILE_N == 64, "its weights are handed over in four chunks a lane");
-	static_assert(C::PACK && !C::DROPOUT && C::BIAS == BIAS_NONE, "rows of several heads");
-	static_assert(C::PART_V == HALF, "as ForwardOutput takes results");
-	static_assert(!C::CHOSEN || (!C::MASK && !C::SHARES), "splits that were cut, and no mask");
-	typedef RegTile<Core, 1, TN> Scores;
-	typedef RegTile<Core, 1, TD> Sums;
-	typedef WgmmaValues<Core, Element, TN, TD> Values;
-	typedef typename Values::Weights Weights;
-	typedef ForwardScores<C, 1, TN> Steps;
-	typedef ForwardOutput<C, 1> Output;
-	typedef Softmax<Core, 1, true, false> Rule;
+template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
+	typedef ForwardHalves<C, ForwardLatent<C>> Halves;
+	typedef typename Halves::Block Block;
+	typedef typename Halves::Core Core;
+	typedef typename Halves::Scores Scores;
+	typedef typename Halves::Ring Ring;
+	typedef typename Halves::Box Box;
+	using Halves::band;
+	using Halves::block;
+	using Halves::GROUP_THREADS;
+	using Halves::GROUP_WARPS;
+	using Halves::HALF_SLABS;
+	using Halves::lds;
+	using Halves::SLAB;
+	using Halves::SLABS;
+	using Halves::THREADS;
+	using Halves::TN;
+	using Halves::warp;
 
 	/* Slabs of a key: the left half of its values, the right one, the rest. */
-	static const int SLAB = slab_bytes(C::TILE_N), SLABS = slabs_of(C::HDIM_Q),
-			 HALF_SLABS = slabs_of(HALF), REST = 2 * HALF_SLABS;
+	static const int REST = 2 * HALF_SLABS;
 	static_assert(SLABS == REST + 1 && HALF_SLABS == GROUP_WARPS,
 		      "a loading warp has one slab of each half");
 	enum { LEFT, RIGHT, BEHIND, PARTS };
@@ -72,58 +58,20 @@ template <class C> struct ForwardLatent {
 	static_assert(LDS <= lds_latent(C::cut(C::TILE_M, C::TILE_N)) &&
 			      lds_latent(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES,
 		      "the host asks lds.h, too");
+	static const int LOADER_REGISTERS = C::CHOSEN ? 72 : 40;
+	static const int CLUSTER = 1, STARTED = 1;
 
-	/* As in fwd_wgmma.h: together no more than the block was launched with. */
-	static const int LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8,
-			 LOADER_REGISTERS = C::CHOSEN ? 72 : 40;
-	static const int PRODUCT_REGISTERS =
-		(LAUNCHED_REGISTERS * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
-
-	/* Named barriers: those of a warp and its partner in the other warpgroup, by number; all of
-	 * Q is there; a warpgroup's own. */
-	static const int PAIR_THREADS = 2 * FMHA_WAVE;
-	static const int FULL_BARRIER = 1, EMPTY_BARRIER = FULL_BARRIER + GROUP_WARPS,
-			 TURN_BARRIER = EMPTY_BARRIER + GROUP_WARPS,
-			 QUERY_BARRIER = TURN_BARRIER + GROUP_WARPS,
-			 OWN_BARRIER = QUERY_BARRIER + 1;
-	static_assert(OWN_BARRIER + GROUPS <= 16, "there are as many");
-
-	Block block;
-	DecodeShare<C> share; /* SHARES */
-	u32 lds; /* address in shared memory */
-	i32 warp; /* of its warpgroup */
-	Band band;
-	Modifiers<C> modifiers;
-	Sums o;
-	SoftmaxRows<Core, 1> rows;
-
-	METHOD ForwardLatent(const abi_fwd_args &args) : block(args), share(args) {}
+	METHOD ForwardLatent(const abi_fwd_args &args) : Halves(args) {}
 
 	/* ---- the ring ---- */
 
-	METHOD u32 full(i32 part, i32 stage) const
-	{
-		return lds + BARRIERS_AT + (part * STAGES + stage) * 8;
-	}
-	METHOD u32 empty(i32 part, i32 stage) const { return full(PARTS + part, stage); }
 	METHOD u32 k_tile(i32 stage) const { return lds + K_AT + stage * TILE_BYTES; }
-
-	struct Ring {
-		i32 stage;
-		u32 parity;
-
-		METHOD void next()
-		{
-			stage++;
-			if (stage == STAGES)
-				stage = 0, parity ^= 1;
-		}
-	};
+	METHOD u32 v_tile(i32 stage) const { return k_tile(stage); }
 
 	METHOD void release(i32 part, i32 stage) const
 	{
 		if (lane_id() == 0)
-			barrier_arrive(empty(part, stage));
+			barrier_arrive(this->empty(part, stage));
 	}
 
 	/* Of boxes a lane's of each warp that asks for some. Chosen keys: every lane's own copies,
@@ -137,113 +85,27 @@ template <class C> struct ForwardLatent {
 	/* What warps copied by themselves products see behind a fence. */
 	METHOD void wait_full(i32 part, const Ring &ring) const
 	{
-		barrier_wait(full(part, ring.stage), ring.parity);
+		barrier_wait(this->full(part, ring.stage), ring.parity);
 		if (C::CHOSEN)
 			fence_async();
 	}
-
-	METHOD void make_barriers() const
+	/* The left half is there when scores are. */
+	METHOD void wait_values(i32 part, const Ring &ring) const
 	{
-		if (thread_id() == 0) {
-			UNROLL
-			for (int i = 0; i < STAGES; i++)
-				UNROLL
-				for (int part = 0; part < PARTS; part++) {
-					barrier_init(full(part, i), arrivals(part));
-					barrier_init(empty(part, i), GROUP_WARPS);
-				}
-			barrier_publish();
-		}
-		block_sync();
+		if (part == RIGHT)
+			wait_full(RIGHT, ring);
 	}
-
-	/* The block's pieces: one, or those of its share. Return: whether there are some. */
-	METHOD bool find_pieces()
-	{
-		if constexpr (C::SHARES)
-			return share.begin();
-		block.locate(block_id_x(), block_id_y(), block_id_z());
-		return !block.is_idle();
-	}
-	/* Every warpgroup goes through them by itself. */
-	template <class Do> METHOD void each_piece(const Do &piece)
-	{
-		if constexpr (C::SHARES) {
-			NO_UNROLL
-			do {
-				share.take(block, &band);
-				park_share();
-				piece(tiles());
-				find_share();
-			} while (share.goes_on());
-		} else {
-			band = block.band();
-			piece(tiles());
-		}
-	}
-	/* What a warp knows of its share waits in LDS, while the products want the registers. */
-	METHOD u32 share_at() const { return lds + SHARES_AT + thread_id() / FMHA_WAVE * 32; }
-	METHOD void park_share() const
-	{
-		const u32 x[4] = {(u32)share.unit, (u32)share.end, (u32)share.chunk,
-				  (u32)share.rounds};
-
-		wave_sync();
-		if (lane_id() == 0) {
-			store_shared_16(share_at(), x);
-			store_shared_8(share_at() + 16,
-				       chunk8{{(u32)share.batch, (u32)share.start_of}});
-		}
-		wave_sync();
-	}
-	METHOD void find_share()
-	{
-		chunk8 y = load_shared_8(share_at() + 16);
-		u32 x[4];
-
-		load_shared_16(share_at(), x);
-		share.unit = (i32)x[0], share.end = (i32)x[1], share.chunk = (i32)x[2];
-		share.rounds = x[3], share.batch = (i32)y.w[0], share.start_of = (i32)y.w[1];
-	}
-	METHOD ColumnTiles tiles() const { return Reach<C>::make(block, band).tiles(band); }
 
 	/* ---- the loading warpgroup ---- */
-
-	/* The box of a tile that a lane asks for, of each of the warp's slabs: row and batch entry,
-	 * or slot and the page table's word. */
-	struct Box {
-		i32 row, entry;
-	};
-	METHOD Box find_box(const typename Block::Keys &view, i32 column, i32 rows) const
-	{
-		const Sequence &seq = block.seq;
-		const abi_fwd_args &a = block.a;
-		i32 position = column + lane_id() * rows;
-
-		if constexpr (C::PAGED) {
-			/* the engine brings zeros */
-			if (lane_id() * rows >= C::TILE_N || position >= seq.n_k)
-				return Box{0, view.n_pages};
-			i32 page = position / view.page_size;
-
-			return Box{position - page * view.page_size, view.entry_of_page(page)};
-		}
-		i32 batch = seq.packed_k ? 0 : seq.batch;
-
-		if (a.cache.cache_batch_idx)
-			batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
-				      a.cache.cache_batch - 1);
-		return Box{seq.k_start + seq.leftpad + position, batch};
-	}
 
 	/* A slab of a part, in boxes of @rows. */
 	METHOD void load_slab(const TensorMap &k, i32 part, i32 slab, const Ring &ring,
 			      const Box &box, i32 rows) const
 	{
-		u32 barrier = full(part, ring.stage);
+		u32 barrier = this->full(part, ring.stage);
 		i32 row = lane_id() * rows;
 
-		barrier_wait(empty(part, ring.stage), ring.parity);
+		barrier_wait(this->empty(part, ring.stage), ring.parity);
 		if (lane_id() == 0)
 			barrier_expect(barrier, SLAB);
 		wave_sync();
@@ -260,7 +122,7 @@ template <class C> struct ForwardLatent {
 					  : C::TILE_N;
 		Ring ring = {0, 1};
 
-		each_piece([&](const ColumnTiles &tiles) {
+		this->each_piece([&](const ColumnTiles &tiles) {
 			typename Block::Keys view;
 			Box box = {};
 
@@ -268,13 +130,13 @@ template <class C> struct ForwardLatent {
 				view.set_pages(block.a.k, block.seq, block.a.cache, block.head_k,
 					       block.a.nhead_k);
 			if (tiles.count > 0)
-				box = find_box(view, tiles.column(tiles.count - 1), rows);
+				box = this->find_box(view, tiles.column(tiles.count - 1), rows);
 			NO_UNROLL
 			for (i32 n = tiles.count - 1; n >= 0; n--) {
 				Box next = box;
 
 				if (n > 0) /* on its way before the tile is waited for */
-					next = find_box(view, tiles.column(n - 1), rows);
+					next = this->find_box(view, tiles.column(n - 1), rows);
 				if (warp == 0)
 					load_slab(k, BEHIND, REST, ring, box, rows);
 				load_slab(k, LEFT, warp, ring, box, rows);
@@ -327,7 +189,7 @@ template <class C> struct ForwardLatent {
 			 (warp * GATHERED + row) * SLAB_WIDTH + (chunk ^ row) * 16;
 		i32 dim = from * SLAB_COLUMNS + chunk * 8;
 
-		barrier_wait(empty(part, ring.stage), ring.parity);
+		barrier_wait(this->empty(part, ring.stage), ring.parity);
 		UNROLL
 		for (int slab = 0; slab < to - from; slab++, dim += SLAB_COLUMNS)
 			UNROLL
@@ -342,9 +204,9 @@ template <class C> struct ForwardLatent {
 			}
 		if (part == LEFT && lane_id() == 0) {
 			store_shared(there_at(ring.stage) + warp * 4, bits_to_float(rows.there));
-			barrier_arrive(full(part, ring.stage));
+			barrier_arrive(this->full(part, ring.stage));
 		}
-		barrier_arrive_copied(full(part, ring.stage));
+		barrier_arrive_copied(this->full(part, ring.stage));
 	}
 
 	/* Entries are read two tiles ahead, words of page tables one. */
@@ -353,7 +215,7 @@ template <class C> struct ForwardLatent {
 		const typename Block::Keys view = block.keys();
 		Ring ring = {0, 1};
 
-		each_piece([&](const ColumnTiles &tiles) {
+		this->each_piece([&](const ColumnTiles &tiles) {
 			i32 n = tiles.count - 1, x = -1, next = -1, word;
 
 			if (n >= 0)
@@ -378,139 +240,7 @@ template <class C> struct ForwardLatent {
 		copy_async_wait();
 	}
 
-	/* ---- both warpgroups of products ---- */
-
-	METHOD i32 wave_row() const { return block.tile_row + warp * 16; }
-
-	METHOD void begin_piece()
-	{
-		modifiers = Modifiers<C>::make(block.a, block.seq);
-		o.zero();
-		rows.init();
-	}
-
-	/* A warpgroup's half of the rows of Q, by all of its threads: eight have 128 bytes of one.
-	 * What a row has not is zero. */
-	METHOD void fetch_queries(i32 group) const
-	{
-		const typename Block::Queries q = block.queries();
-		i32 thread = thread_id() % GROUP_THREADS, chunk = thread % 8;
-
-		NO_UNROLL
-		for (i32 r = group * 32 + thread / 8; r < group * 32 + 32; r += GROUP_THREADS / 8) {
-			bool exists = block.tile_row + r < block.n_rows;
-			const typename Element::Storage *from =
-				q.at(exists ? block.tile_row + r : block.tile_row, 0);
-			u32 to = lds + r * SLAB_WIDTH + (chunk ^ r % 8) * 16;
-
-			UNROLL
-			for (int slab = 0; slab < SLABS; slab++) {
-				i32 dim = slab * SLAB_COLUMNS + chunk * 8;
-				bool valid = exists && dim < q.hdim;
-
-				copy_async_16(to + slab * SLAB, valid ? from + dim : from, valid);
-			}
-		}
-		copy_async_commit();
-		copy_async_wait();
-		fence_async();
-	}
-
-	/* V's rows that no row of the block sees, see fwd_block.h: where the copy brought them they
-	 * become zero. Of a warpgroup's half; those of keys that are hidden by then. */
-	METHOD void clear_unseen(i32 group, i32 stage, i32 column) const
-	{
-		const Reach<C> reach = Reach<C>::make(block, band);
-		i32 begin = reach.first_value(band, column) - column,
-		    end = reach.end_of_values(band) - column;
-
-		if (C::CHOSEN || (begin <= 0 && end >= C::TILE_N))
-			return;
-		i32 thread = thread_id() % GROUP_THREADS;
-		u32 to = k_tile(stage) + (group * HALF_SLABS + thread / 32) * SLAB +
-			 thread % 8 * 16;
-
-		for (i32 r = thread % 32 / 8; r < C::TILE_N; r += 4)
-			if (r < begin || r >= end)
-				store_zeros(to + r * SLAB_WIDTH);
-		fence_async();
-		named_sync(OWN_BARRIER + group, GROUP_THREADS);
-	}
-
-	METHOD void start_output(const Weights &p, i32 group, i32 stage)
-	{
-		settle(o.t[0]);
-		wgmma_begin();
-		Values::multiply(o, p, k_tile(stage) + group * HALF_SLABS * SLAB);
-		wgmma_commit();
-	}
-
-	/* Where what a lane hands over lies. */
-	METHOD u32 weights_at(int n) const
-	{
-		return lds + WEIGHTS_AT + (n * GROUP_THREADS + thread_id() % GROUP_THREADS) * 16;
-	}
-	METHOD u32 factors_at() const
-	{
-		return lds + FACTORS_AT + thread_id() % GROUP_THREADS * 8;
-	}
-	METHOD void pair_sync(i32 barrier) const { named_sync(barrier + warp, PAIR_THREADS); }
-	METHOD void pair_arrive(i32 barrier) const { named_arrive(barrier + warp, PAIR_THREADS); }
-
-	/* The lane's rows of a half of O; @factor: what the sums are multiplied with. */
-	METHOD void store(const RowVector<Core, 1> &factor, i32 group) const
-	{
-		const abi_fwd_args &a = block.a;
-		const Output output = {block, const_cast<Sums &>(o),
-				       const_cast<SoftmaxRows<Core, 1> &>(rows), modifiers.unit,
-				       warp};
-		WgmmaRows results;
-
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
-			RowPlace p = block.place_of(row);
-
-			results.factor[r] = factor.v[0][r];
-			results.to[r] = 0;
-			if (row >= block.n_rows)
-				continue;
-			if (C::SPLIT)
-				results.to[r] = (char *)(a.o_acc +
-							 output.split_row(p) * a.hdim_v +
-							 group * HALF);
-			else
-				results.to[r] = (char *)a.o.data +
-						(q_offset(a.o, block.seq, p.row, p.head) +
-						 group * HALF) * 2;
-		}
-		if (C::SPLIT)
-			Values::store_floats(o, results, a.hdim_v - group * HALF);
-		else
-			Values::store(o, results, a.hdim_v - group * HALF, a.o_dtype, lane_id());
-	}
-
-	/* ---- the first: scores, and the left half ---- */
-
-	METHOD void start_slabs(Scores &s, i32 stage, int from, int to, bool adds) const
-	{
-		const int STEPS = SLAB_WIDTH / 32;
-
-		wgmma_begin();
-		UNROLL
-		for (int slab = from; slab < to; slab++) {
-			/* hidden, so that no descriptor is kept from tile to tile */
-			i32 at = hidden(slab * SLAB);
-			const u64 q = wgmma_descriptor(lds + at, 0),
-				  k = wgmma_descriptor(k_tile(stage) + at, 0);
-
-			UNROLL
-			for (int i = 0; i < STEPS; i++)
-				Wgmma<Element, TN>::along(s.t[0], q + i * STEP_ALONG,
-							  k + i * STEP_ALONG,
-							  adds || slab > from || i > 0);
-		}
-	}
+	/* ---- scores ---- */
 
 	/* In the order in which a tile comes: what lies behind the values and their left half, then
 	 * the right one. */
@@ -518,44 +248,19 @@ template <class C> struct ForwardLatent {
 	{
 		settle(s.t[0]);
 		wait_full(BEHIND, ring);
-		start_slabs(s, ring.stage, REST, SLABS, false);
+		this->start_slabs(s, ring.stage, REST, SLABS, false);
 		wait_full(LEFT, ring);
-		start_slabs(s, ring.stage, 0, HALF_SLABS, true);
+		this->start_slabs(s, ring.stage, 0, HALF_SLABS, true);
 		wgmma_commit();
 	}
 	METHOD void finish_scores(Scores &s, const Ring &ring) const
 	{
 		wait_full(RIGHT, ring);
-		start_slabs(s, ring.stage, HALF_SLABS, REST, true);
+		this->start_slabs(s, ring.stage, HALF_SLABS, REST, true);
 		wgmma_commit();
 		wgmma_wait<0>();
 		settle(s.t[0]);
 		release(BEHIND, ring.stage);
-	}
-
-	/* Scores that must not count become -inf. Rows are found anew: few tiles have such. */
-	METHOD void mask(Scores &s, i32 column) const
-	{
-		i32 from = column + Core::column(0), sinks = band.sinks - from,
-		    begin = band.begin - from;
-
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = block.place_of(wave_row() + Core::stat_row(r)).row;
-			i32 low = band.first(row) - from, high = band.last(row) - from;
-
-			UNROLL
-			for (int n = 0; n < TN; n++)
-				UNROLL
-				for (int e = 0; e < Core::E; e++) {
-					i32 j = n * 16 + e % 2 + e / 4 * 8;
-
-					if (Core::stat(e) == r &&
-					    (j > high || j < begin ||
-					     (C::MASK && j < low && j >= sinks)))
-						s.t[0][n].x[e] = minus_infinity();
-				}
-		}
 	}
 
 	/* CHOSEN: of entries that name no key. */
@@ -574,212 +279,14 @@ template <class C> struct ForwardLatent {
 					s.t[0][n].x[e] = minus_infinity();
 	}
 
-	/* Scores become weights, but for their rounding; what was summed so far takes the factor. */
-	METHOD void weigh(Scores &s, i32 stage, i32 column, const Reach<C> &reach,
-			  RowVector<Core, 1> &factor)
-	{
-		const typename Block::Keys keys = {}; /* of no factors, nobody asks it */
-
-		factor.fill(1.0f);
-		if (C::LOGITS)
-			Steps{block, keys, modifiers}.make_logits(s, wave_row(), column);
-		if constexpr (C::CHOSEN)
-			hide_absent(s, stage);
-		else if (reach.is_masked(band, column))
-			mask(s, column);
-		if (Rule::update(rows, s, modifiers.unit, &factor))
-			scale_rows(o, factor);
-	}
-
-	METHOD void hand_over(const Weights &p, const RowVector<Core, 1> &factor) const
-	{
-		pair_sync(EMPTY_BARRIER);
-		UNROLL
-		for (int n = 0; n < TN; n++)
-			store_shared_16(weights_at(n), p.t[0][n].r);
-		hand_factors(factor);
-	}
-	METHOD void hand_factors(const RowVector<Core, 1> &factor) const
-	{
-		store_shared_8(factors_at(), chunk8{{float_to_bits(factor.v[0][0]),
-						     float_to_bits(factor.v[0][1])}});
-		pair_arrive(FULL_BARRIER);
-	}
-
-	METHOD void walk_first(const ColumnTiles &tiles, Ring &ring)
-	{
-		const Reach<C> reach = Reach<C>::make(block, band);
-		RowVector<Core, 1> factor;
-		Scores s;
-		Weights p;
-
-		fetch_queries(0);
-		named_sync(QUERY_BARRIER, 2 * GROUP_THREADS);
-		start_scores(s, ring);
-		finish_scores(s, ring);
-		weigh(s, ring.stage, tiles.column(tiles.count - 1), reach, factor);
-		p = Values::round(s);
-		NO_UNROLL
-		for (i32 n = tiles.count - 1; n > 0; n--) {
-			i32 stage = ring.stage;
-
-			hand_over(p, factor);
-			clear_unseen(0, stage, tiles.column(n));
-			start_output(p, 0, stage);
-			ring.next();
-			start_scores(s, ring);
-			wgmma_wait<1>();
-			settle(o.t[0]);
-			/* What comes there next is on its way while the rest is waited for. */
-			release(LEFT, stage);
-			finish_scores(s, ring);
-			pair_arrive(TURN_BARRIER);
-			weigh(s, ring.stage, tiles.column(n - 1), reach, factor);
-			p = Values::round(s);
-		}
-		hand_over(p, factor);
-		clear_unseen(0, ring.stage, tiles.column(0));
-		start_output(p, 0, ring.stage);
-		pair_arrive(TURN_BARRIER);
-		wgmma_wait<0>();
-		settle(o.t[0]);
-		release(LEFT, ring.stage);
-		ring.next();
-	}
-
-	METHOD void finish_first()
-	{
-		const Output output = {block, o, rows, modifiers.unit, warp};
-		RowVector<Core, 1> factor;
-
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
-			RowPlace p = block.place_of(min_of(row, block.n_rows - 1));
-			float sum = Core::row_sum(rows.l(0, r)), lse;
-
-			factor.v[0][r] = output.finish_row(rows.m(0, r), sum, p.head, &lse) *
-					 block.result_factor();
-			if (row < block.n_rows && lane_id() % 4 == 0)
-				output.store_lse(p, lse);
-		}
-		pair_sync(EMPTY_BARRIER);
-		hand_factors(factor);
-		store(factor, 0);
-	}
-
-	METHOD void multiply_first()
-	{
-		Ring ring = {0, 0};
-
-		each_piece([&](const ColumnTiles &tiles) {
-			begin_piece();
-			if (tiles.count > 0)
-				walk_first(tiles, ring);
-			finish_first();
-			if constexpr (C::SHARES)
-				if (band.end == block.seq.n_k)
-					empty_other_parts();
-		});
-	}
-
-	/* The parts behind an item's last one. */
-	METHOD void empty_other_parts()
-	{
-		const Output output = {block, o, rows, modifiers.unit, warp};
-		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row),
-		    rest = block.a.n_splits - 1 - block.split;
-		i64 step = (i64)block.a.nhead_q * block.a.sequences.total_q;
-
-		for (i32 i = thread_id() % GROUP_THREADS; i < n_rows * rest; i += GROUP_THREADS)
-			block.a.lse_acc[output.split_row(
-						block.place_of(block.tile_row + i % n_rows)) +
-					(1 + i / n_rows) * step] = minus_infinity();
-	}
-
-	/* ---- the second: the right half ---- */
-
-	METHOD void take_factors(RowVector<Core, 1> &factor) const
-	{
-		chunk8 x = load_shared_8(factors_at());
-
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++)
-			factor.v[0][r] = bits_to_float(x.w[r]);
-	}
-
-	METHOD void walk_second(const ColumnTiles &tiles, Ring &ring)
-	{
-		fetch_queries(1);
-		named_arrive(QUERY_BARRIER, 2 * GROUP_THREADS);
-		NO_UNROLL
-		for (i32 n = tiles.count - 1; n >= 0; n--) {
-			RowVector<Core, 1> factor;
-			Weights p;
-
-			pair_sync(FULL_BARRIER);
-			take_factors(factor);
-			UNROLL
-			for (int i = 0; i < TN; i++)
-				load_shared_16(weights_at(i), p.t[0][i].r);
-			if (any_of_wave(factor.v[0][0] != 1.0f || factor.v[0][1] != 1.0f))
-				scale_rows(o, factor);
-			pair_sync(TURN_BARRIER);
-			/* Behind that, so that the next turn comes after this one. */
-			pair_arrive(EMPTY_BARRIER);
-			wait_full(RIGHT, ring);
-			clear_unseen(1, ring.stage, tiles.column(n));
-			start_output(p, 1, ring.stage);
-			wgmma_wait<0>();
-			settle(o.t[0]);
-			release(RIGHT, ring.stage);
-			ring.next();
-		}
-	}
-
-	METHOD void multiply_second()
-	{
-		Ring ring = {0, 0};
-
-		pair_arrive(EMPTY_BARRIER);
-		each_piece([&](const ColumnTiles &tiles) {
-			RowVector<Core, 1> factor;
-
-			begin_piece();
-			if (tiles.count > 0)
-				walk_second(tiles, ring);
-			pair_sync(FULL_BARRIER);
-			take_factors(factor);
-			pair_arrive(EMPTY_BARRIER);
-			store(factor, 1);
-		});
-	}
-
 	METHOD void run(char *memory, const TensorMap &k)
 	{
-		i32 wave = wave_id();
-
-		lds = shared_address(memory);
-		warp = wave % GROUP_WARPS;
-		make_barriers();
-		wait_for_stage_before();
-		if (C::SPLIT)
-			let_next_stage_begin();
-		if (!find_pieces())
-			return;
-		if (wave >= GROUPS * GROUP_WARPS) {
-			give_registers<LOADER_REGISTERS>();
+		Halves::run(memory, [&] {
 			if constexpr (C::CHOSEN)
 				gather();
 			else
 				load(k);
-		} else if (wave >= GROUP_WARPS) {
-			take_registers<PRODUCT_REGISTERS>();
-			multiply_second();
-		} else {
-			take_registers<PRODUCT_REGISTERS>();
-			multiply_first();
-		}
+		});
 	}
 };
 

@@ -74,6 +74,51 @@ DEV void load_box(u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row
 		"l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
 		: "memory");
 }
+
+/*
+ * Blocks of a cluster, which have the same addresses in shared memory. What one asks for all of
+ * them may get, and it asks once all have released the place: their warps arrive at its barrier. A
+ * block must not end while others may still arrive at its barriers or wait for what it asked for:
+ * it waits for the last release, too.
+ */
+DEV u32 cluster_rank()
+{
+	u32 rank;
+
+	asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+	return rank;
+}
+/* All threads of all blocks; barriers that were published before are seen, and nothing else. */
+DEV void cluster_sync()
+{
+	asm volatile("barrier.cluster.arrive.relaxed;\n\t"
+		     "barrier.cluster.wait.acquire;" ::
+			     : "memory");
+}
+/* At the barrier of another block, or the own one. It says that this warp's products have read what
+ * they read, not what it wrote: a wider release would wait for memory. */
+DEV void barrier_arrive_at(u32 at, u32 rank)
+{
+	asm volatile("{\n\t"
+		     ".reg .b32 there;\n\t"
+		     "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+		     "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t"
+		     "}" ::"r"(at),
+		     "r"(rank)
+		     : "memory");
+}
+/* load_box() for the blocks of @ranks, a bit each: to the same address in each of them, which its
+ * own barrier at that address counts. */
+DEV void load_box_for(u32 ranks, u32 to, const TensorMap &map, u32 barrier, i32 column, i32 row,
+		      i32 head, i32 batch)
+{
+	asm volatile(
+		"cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+		".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+		"l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch),
+		"h"((u16)ranks)
+		: "memory");
+}
 /* What this thread wrote to shared memory is seen by copies and matrix products that follow a
  * barrier. */
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -33,6 +33,8 @@ static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
 	struct grid_forward g = grid_forward_of(a, pack, k->family == ABI_FWD_SPLITKV,
 						a->chosen.n > 0, k->tile.tile_m);
 
+	if (k->tile.pipeline == GPU_WIDE && k->family != ABI_FWD_SPLITKV)
+		g.n_tiles = grid_clusters(g.n_tiles) * GRID_CLUSTER;
 	return set_grid(k, g.n_tiles * g.n_splits, pack ? a->nhead_k : a->nhead_q,
 			a->sequences.batch, g.n_tiles * k->tile.tile_m, ret_grid);
 }
@@ -55,10 +57,10 @@ static int set_pieces(const struct gpu_kernel *k, uint32_t units, const struct a
 static int set_backward(const struct gpu_kernel *k, const struct abi_bwd_args *a,
 			uint32_t ret_grid[3])
 {
-	if (k->tile.pipeline == GPU_WGMMA) { /* heads are summed in a block */
+	if (k->tile.pipeline == GPU_WGMMA) { /* heads of a part are summed in a block */
 		grid_int tiles = grid_ceil(a->sequences.seqlen_k_max, k->tile.tile_n);
 
-		return set_grid(k, tiles * a->nhead_k * a->sequences.batch, 1, 1,
+		return set_grid(k, tiles * grid_kv_parts(a) * a->sequences.batch, 1, 1,
 				tiles * k->tile.tile_n, ret_grid);
 	}
 	struct grid_backward g = grid_backward_of(a, k->tile.tile_m, k->tile.tile_n, k->dq_tile_n,
@@ -128,9 +130,9 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 	case ABI_BWD_CONVERT_DQ:
 		if (bwd->dq_tile_rows)
 			return set_grid(kernel,
-					grid_ceil(bwd->sequences.seqlen_q_max, bwd->dq_tile_rows) *
-						grid_dq_chunks(bwd) * bwd->nhead_q,
-					1, bwd->sequences.batch, 0, ret_grid);
+					grid_dq_blocks(bwd) + grid_kv_blocks(bwd) * bwd->nhead_k, 1,
+					bwd->sequences.batch,
+					grid_kv_blocks(bwd) * GRID_CONVERT_THREADS, ret_grid);
 		return set_rows(kernel, waves, grid_query_rows(&bwd->sequences, bwd->nhead_q), 1,
 				bwd->sequences.batch, ret_grid);
 	default:

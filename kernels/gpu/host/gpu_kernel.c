@@ -130,6 +130,8 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *tra
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_LATENT)
 		return lds_latent(cut_of(arch, t));
+	if (t->pipeline == GPU_WIDE)
+		return lds_wide(cut_of(arch, t));
 	if (t->pipeline == GPU_AMD)
 		return lds_amd(cut_of(arch, t), element_bytes(traits));
 	if (t->pipeline == GPU_AMD_DECODE)
@@ -164,12 +166,18 @@ static int can_wait(const struct gpu_arch *arch)
 	return sscanf(arch->name, "sm_%d", &number) == 1 && number >= 90;
 }
 
+/* Two warpgroups with half of O's columns each, and one that loads: hopper/fwd_halves.h. */
+static int has_halves(int pipeline)
+{
+	return pipeline == GPU_LATENT || pipeline == GPU_WIDE;
+}
+
 /* Whose kernels do so before they read anything but their arguments. */
 static int waits(enum abi_family family, int pipeline)
 {
 	return family == ABI_FWD_SPLITKV_COMBINE ||
 	       (is_forward(family) &&
-		(pipeline == GPU_WGMMA || pipeline == GPU_DECODE || pipeline == GPU_LATENT));
+		(pipeline == GPU_WGMMA || pipeline == GPU_DECODE || has_halves(pipeline)));
 }
 
 /* What all kernels with tiles share. */
@@ -185,7 +193,7 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 	if (tile->pipeline == GPU_WGMMA)
 		threads += 128 *
 			   lds_wgmma_loaders(traits->narrow != 0, tile->waves_m, tile->hdim_v);
-	if (tile->pipeline == GPU_LATENT)
+	if (has_halves(tile->pipeline))
 		threads += 128; /* the warpgroup that loads */
 	/* Integers are what a cache holds, and append alone has nothing else. */
 	if (dtype > ABI_E5M2 && !(dtype == ABI_I8 && family == ABI_FWD_APPENDKV))
@@ -329,13 +337,26 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 }
 
 /* Two warpgroups have half of the values' columns each, which fill their registers. */
+static const char *halves_misfit(const struct gpu_tile *t)
+{
+	return t->tile_m != 64 || t->tile_n != 64 || t->waves_m != 4 || t->waves_n != 2
+		       ? "two warpgroups share 64 rows and 64 keys"
+		       : NULL;
+}
+
 static const char *latent_misfit(const struct gpu_tile *t)
 {
 	if (t->hdim_q != GPU_MOST_HDIM_Q || t->hdim_v != GPU_MOST_HDIM_V)
 		return "latents have 576 elements, of which 512 are values";
-	return t->tile_m != 64 || t->tile_n != 64 || t->waves_m != 4 || t->waves_n != 2
-		       ? "two warpgroups share 64 rows and 64 keys"
-		       : NULL;
+	return halves_misfit(t);
+}
+
+/* Heads of whole slabs, of which each warpgroup has as many. */
+static const char *wide_misfit(const struct gpu_tile *t)
+{
+	if (t->hdim_q != t->hdim_v || t->hdim_v <= 256 || t->hdim_v % 128)
+		return "heads above 256 that are alike, in pairs of 64 columns";
+	return halves_misfit(t);
 }
 
 /* A wave owns as many rows as an accumulator has columns, and operands come by whole accumulators. */
@@ -464,6 +485,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
 			  : t->pipeline == GPU_LATENT     ? latent_misfit(t)
+			  : t->pipeline == GPU_WIDE       ? wide_misfit(t)
 			  : t->pipeline == GPU_DECODE     ? decode_misfit(arch, traits, t)
 							  : NULL;
 
@@ -475,7 +497,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 		why = widened_misfit(traits, t);
 	if (why)
 		return why;
-	if (traits->shares && t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT)
+	if (traits->shares && t->pipeline != GPU_DECODE && !has_halves(t->pipeline))
 		return "takes splits that were cut";
 	if (t->tile_m % (16 * t->waves_m) || t->tile_n % (16 * t->waves_n))
 		return "its waves do not divide it by 16";
@@ -550,8 +572,8 @@ const char *gpu_tile_misfit(const struct gpu_arch *arch, enum abi_family family,
 {
 	if (!gpu_pads_to(t->hdim_q, GPU_MOST_HDIM_Q) || !gpu_pads_to(t->hdim_v, GPU_MOST_HDIM_V))
 		return "head dims are multiples of 32, of 64 above 256, up to 576 and 512";
-	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA && t->pipeline != GPU_LATENT)
-		return "general loops alone have heads above 256";
+	if (lds_is_parted(cut_of(arch, t)) && t->pipeline >= GPU_WGMMA && !has_halves(t->pipeline))
+		return "other loops have heads above 256";
 	if (t->waves_m <= 0 || t->waves_n <= 0 || t->waves_m > 16 || t->waves_n > 16 ||
 	    t->waves_m * t->waves_n * arch->wave > 1024)
 		return "too many waves, or none";
@@ -574,7 +596,7 @@ static int knows(const struct gpu_arch *arch, const struct traits *traits, const
 /* The others take rows by 16 bytes, and are asked for no others: gpu_maps.c. */
 static int has_tails(const struct gpu_tile *t)
 {
-	return t->pipeline != GPU_WGMMA && t->pipeline != GPU_LATENT && t->pipeline != GPU_AMD &&
+	return t->pipeline != GPU_WGMMA && !has_halves(t->pipeline) && t->pipeline != GPU_AMD &&
 	       t->pipeline != GPU_AMD_DECODE;
 }
 
@@ -619,10 +641,12 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "does not find its keys that way";
 	if (t->pipeline == GPU_WGMMA && family == ABI_FWD_SPLITKV && traits->mask_data)
 		return "has masks that are data without splits";
-	if (t->pipeline == GPU_LATENT && traits->dtype > ABI_BF16)
+	if (has_halves(t->pipeline) && traits->dtype > ABI_BF16)
 		return "computes with 16 bits";
-	if (t->pipeline == GPU_LATENT && (traits->bias || traits->softcap || traits->descale))
-		return "has no bias, no soft cap and no factors";
+	if (t->pipeline == GPU_LATENT && traits->softcap)
+		return "has no soft cap";
+	if (has_halves(t->pipeline) && (traits->bias || traits->descale))
+		return "has no bias and no factors";
 	if (t->pipeline == GPU_WGMMA && traits->dtype > ABI_E4M3)
 		return "does not compute in this type";
 	if (t->pipeline == GPU_AMD && family == ABI_FWD_SPLITKV && traits->paged)
@@ -648,7 +672,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.logits = traits->bias || traits->softcap || traits->any_scale ||
 		   (traits->descale && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE);
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
-	f.parked = t->pipeline != GPU_DECODE && t->pipeline != GPU_LATENT && is_parked(arch, t);
+	f.parked = t->pipeline != GPU_DECODE && !has_halves(t->pipeline) && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));

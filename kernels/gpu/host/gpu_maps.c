@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gpu_maps.c: what main loops ask of tensors. Hopper's take tensor maps, fwd_wgmma.h of Q, K, V and
- * a bias, fwd_latent.h of K, bwd_wgmma.h of Q, K, V and dO, and store results by whole chunks;
- * AMD's, *_amd.h and fwd_amd_decode.h, fetch whole chunks through descriptors of a tile's rows. In
- * group mode the packed axis is the sequence axis, and kernels add where a sequence starts; rows of
- * its neighbours that a box brings along are masked.
+ * a bias, fwd_latent.h of K, fwd_wide.h of K and V, bwd_wgmma.h of Q, K, V and dO, and store
+ * results by whole chunks; AMD's, *_amd.h and fwd_amd_decode.h, fetch whole chunks through
+ * descriptors of a tile's rows. In group mode the packed axis is the sequence axis, and kernels add
+ * where a sequence starts; rows of its neighbours that a box brings along are masked.
  */
 #include <kernels/gpu_kernel.h>
 #include <kernels/view.h>
@@ -165,7 +165,8 @@ static const char *check_rows(const struct operand *o, const void *args, int til
 static const char *maps_check_pages(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
 	const struct abi_kv_cache *c = &a->cache;
-	int by_boxes = kernel->tile.pipeline == GPU_WGMMA || kernel->tile.pipeline == GPU_LATENT,
+	int by_boxes = kernel->tile.pipeline == GPU_WGMMA || kernel->tile.pipeline == GPU_LATENT ||
+		       kernel->tile.pipeline == GPU_WIDE,
 	    by_rows = kernel->tile.pipeline == GPU_AMD;
 
 	if (by_boxes && kernel->family != ABI_FWD_SPLITKV &&
@@ -250,6 +251,27 @@ static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi
 	return why ? why : check_output(o, a, record);
 }
 
+/* Q goes through registers, by chunks; of a tile each block of a cluster brings its share. */
+static const char *wide_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
+			     const struct operand *q, const struct operand *k,
+			     const struct operand *v, const struct operand *o,
+			     struct launch_record *record)
+{
+	const int blocks = kernel->family == ABI_FWD_SPLITKV ? 1 : GRID_CLUSTER;
+	const int box_rows = lds_wgmma_box(kernel->tile.tile_n / blocks, a->cache.page_size);
+	const char *why = maps_check_pages(kernel, a);
+
+	if (!why && a->o_dtype != a->dtype)
+		why = "O has not the type of Q";
+	if (!why)
+		why = add_map(k, a, box_rows, record);
+	if (!why)
+		why = add_map(v, a, box_rows, record);
+	if (!why)
+		why = check_output(q, a, record);
+	return why ? why : check_output(o, a, record);
+}
+
 static const char *forward_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 				struct launch_record *record)
 {
@@ -274,6 +296,8 @@ static const char *forward_maps(const struct gpu_kernel *kernel, const struct ab
 	o = q, o.tensor = &a->o, o.hdim = a->hdim_v, o.dtype = a->o_dtype;
 	if (tile->pipeline == GPU_LATENT)
 		return latent_maps(kernel, a, &q, &k, &o, record);
+	if (tile->pipeline == GPU_WIDE)
+		return wide_maps(kernel, a, &q, &k, &v, &o, record);
 	if (tile->pipeline != GPU_WGMMA)
 		return amd_maps(kernel, a, &q, &k, &v, record);
 	why = check_scores(a);
@@ -397,7 +421,8 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
 	if (why)
 		return why;
 	if (tile->pipeline != GPU_WGMMA && tile->pipeline != GPU_LATENT &&
-	    tile->pipeline != GPU_AMD && tile->pipeline != GPU_AMD_DECODE)
+	    tile->pipeline != GPU_WIDE && tile->pipeline != GPU_AMD &&
+	    tile->pipeline != GPU_AMD_DECODE)
 		return NULL;
 	if (kernel->family == ABI_BWD_DQ_DK_DV ? has_tails(bwd->hdim_q, bwd->hdim_v)
 					       : has_tails(fwd->hdim_q, fwd->hdim_v))

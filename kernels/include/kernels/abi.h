@@ -234,7 +234,8 @@ struct abi_appendkv_args {
 	abi_i32 new_dtype; /* of k_new, v_new and q over a cache of 8 bits: ABI_F16, ABI_BF16; 0: dtype */
 	abi_i32 computes_descale; /* factors of slots are found and written */
 	/* 1: the other way round, GPU: the keys that the cache has, seqlen_k of them, go to k_new and v_new,
-	 * of new_dtype, with the factors that they have. seqlen_new is how many there are at most. */
+	 * of new_dtype, in bf16 times k_descale and v_descale where these are there. seqlen_new is how many there are
+	 * at most. */
 	abi_i32 widens;
 	struct abi_descale k_descale; /* what new rows are divided by, where new_dtype is */
 	struct abi_descale v_descale;
@@ -242,9 +243,10 @@ struct abi_appendkv_args {
 	abi_i64 slots_stride_batch, slots_stride_seq;
 	const abi_i64 *positions; /* 0: no rope, or by lengths */
 	abi_i64 positions_stride_batch, positions_stride_seq;
-	/* widens: sequences of up to so many rows stay as they are, and those for which k_new and v_new have
-	 * no place, which are n_places; 0: none, each has the place of its number. Then it is written who
-	 * does: [batch] each, rows of a sequence that stays, of one that is widened, and its place. */
+	/* widens: sequences of up to so many rows stay as they are; if k_new and v_new have not as many places
+	 * as there are others, which are n_places, of up to twice as many, and so on. 0: none stays, each has
+	 * the place of its number. Then it is written who does: [batch] each, rows of a sequence that stays, of
+	 * one that is widened, and its place. */
 	abi_i32 few_rows, n_places;
 	abi_i32 *rows_kept, *rows_widened, *places;
 };
@@ -255,9 +257,11 @@ struct abi_appendkv_args {
  *         16 bytes;
  *         group mode: dq_acc_offsets int64 [batch + 1], in elements, rounded up to 16 bytes;
  *   data: dq_acc f32, a sequence [nhead_q, nsplits_i, seqlen_q_i (physical, with padding), hdim_q],
- *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is.
+ *         or [nhead_q, tiles_i], tiles as the stage has them: dq_acc.h says how large either is;
+ *         with kv_parts above 1 kv_acc f32: rows of dK, [nhead_k, kv_parts, total_k, hdim_q], then as many of dV.
  * dot_do_o writes d = rowsum(dO * O) - dlse, and dsink where asked, on GPUs zeros in dBias at
- * columns without a key too; dq_dk_dv writes dK, dV, dBias and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds.
+ * columns without a key too; dq_dk_dv writes dK, dV, dBias and either dQ or partial sums in dq_acc; convert_dq sums the splits, in order, scales and rounds,
+ * and so it does with the parts of dK and dV.
  */
 struct abi_bwd_args {
 	struct abi_tensor q, k, v, o, d_o;
@@ -286,6 +290,11 @@ struct abi_bwd_args {
 	/* dq_acc in tiles of so many rows, of so many elements each; 0: row by row */
 	abi_i32 dq_tile_rows, dq_tile_floats;
 	abi_i32 dq_split_keys; /* keys that share a split of dq_acc, ceil(seqlen_k_i / them) splits at least; 0: all */
+	/* Above 1: so many parts has a group of heads, of as many heads one after the other, and each has sums of
+	 * dK and dV of its own, which convert_dq adds. For loops that know it alone. */
+	abi_i32 kv_parts;
+	abi_i32 reserved;
+	float *kv_acc; /* 0: dq_dk_dv writes dK and dV */
 };
 
 /* A list of integers as its owner has it: element i at data[i * stride]; 0: absent. */

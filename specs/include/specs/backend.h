@@ -44,6 +44,9 @@ struct spec_pipeline {
 	uint32_t flags;
 	/* The rows and floats of tiles of its own in which a dq_dk_dv kernel sums dQ. NULL: none does. */
 	void (*dq_tile)(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *ret_floats);
+	/* spec_kv_parts() of such a kernel. NULL: none cuts heads. */
+	int32_t (*kv_parts)(const struct kernel_spec *spec, uint32_t units,
+			    const struct abi_bwd_args *args, double ret_us[2]);
 };
 
 struct spec_backend_arch {

@@ -56,6 +56,12 @@ int spec_pipeline_flags(const struct spec_catalog *catalog, int pipeline);
 /* The tiles that a dq_dk_dv kernel sums dQ in: see struct abi_bwd_args; 0: it does not. */
 void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		  int32_t *ret_rows, int32_t *ret_floats);
+/*
+ * Into how many parts a dq_dk_dv kernel is to cut the heads that share keys: see struct abi_bwd_args.
+ * @ret_us: about how long it takes with one part, and with so many; 0: nothing to weigh up
+ */
+int32_t spec_kv_parts(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+		      uint32_t units, const struct abi_bwd_args *args, double ret_us[2]);
 
 /* The profiles of ck/, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);

@@ -226,6 +226,62 @@ static void hopper_sums_dq_in_tiles(void **state)
 	release(&f);
 }
 
+/* A device that launches stages, of parts of heads unless it refuses them. */
+struct cutter {
+	bool refuses;
+	int32_t parts[8]; /* that it was asked for */
+	int n_asked;
+};
+
+static int find_in_parts(void *owner, enum abi_family family, uint32_t dtype,
+			 const union abi_args *args, struct plan_stage *stage, const char **ret_why)
+{
+	struct cutter *cutter = owner;
+
+	(void)dtype, (void)ret_why;
+	stage->launch.grid[0] = 1;
+	if (family != ABI_BWD_DQ_DK_DV)
+		return 0;
+	assert_true(cutter->n_asked < 8);
+	cutter->parts[cutter->n_asked++] = args->bwd.kv_parts;
+	stage->launch.grid[0] = args->bwd.kv_parts > 1 ? (uint32_t)args->bwd.kv_parts : 1;
+	return cutter->refuses && args->bwd.kv_parts > 1;
+}
+
+/* 2 * 4 * 8 blocks of 132 units: heads that share keys are in parts, and the kernel is launched for as many. */
+static void few_heads_of_keys_are_cut(void **state)
+{
+	(void)state;
+	for (int refuses = 0; refuses < 2; refuses++) {
+		struct cutter cutter = {.refuses = refuses};
+		union abi_args args[PLAN_MAX_STAGES];
+		struct fixture f;
+
+		big_backward(&f);
+		offline_device(&f, "sm_90a", NULL, 132);
+		f.decree.device.find = find_in_parts;
+		f.decree.device.owner = &cutter;
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[1].pipeline, "gpu_wgmma");
+		assert_int_equal(f.plan.kv_parts, refuses ? 1 : 4);
+		assert_int_equal(cutter.n_asked, refuses ? 3 : 2);
+		assert_int_equal(cutter.parts[0], 0);
+		assert_int_equal(cutter.parts[1], 4);
+		assert_int_equal(f.plan.stages[1].launch.grid[0], refuses ? 1 : 4);
+		plan_placeholder_args(&f.plan, args);
+		for (int i = 0; i < 3; i++) {
+			assert_int_equal(args[i].bwd.kv_parts, refuses ? 0 : 4);
+			assert_true((args[i].bwd.kv_acc != NULL) == !refuses);
+		}
+		/* 4 * 4 parts of 2 * 1024 keys. */
+		assert_true(f.plan.layout.dq_acc - f.plan.layout.kv_acc >=
+			    (refuses ? 0 : UINT64_C(16) * 2048 * 256 * 4));
+		assert_true(f.plan.layout.dq_acc - f.plan.layout.kv_acc <
+			    512 + (refuses ? 0 : UINT64_C(16) * 2048 * 256 * 4));
+		release(&f);
+	}
+}
+
 /* Whatever number of heads: their tiles have heads of one row of queries. */
 static void hopper_has_a_loop_for_chosen_latents(void **state)
 {
@@ -273,6 +329,33 @@ static void hopper_has_a_loop_for_latents(void **state)
 		assert_works(&f, fixture_build(&f));
 		assert_string_equal(f.plan.stages[0].pipeline,
 				    caps || elsewhere ? "gpu_mma_pack" : "gpu_latent");
+		release(&f);
+	}
+}
+
+/* Many rows of heads above 256, in pages or not; what that loop has not a general one does. */
+static void hopper_has_a_loop_for_wide_heads(void **state)
+{
+	static const int32_t dims[] = {264, 384, 400, 512};
+
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		bool sloped = i % 2;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.hdim_q = f.problem.hdim_v = dims[i / 2];
+		f.problem.seqlen_q = 2048;
+		f.problem.n_splits = 1;
+		f.problem.logits_soft_cap = 30;
+		if (sloped)
+			fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		if (sloped)
+			assert_memory_equal(f.plan.stages[0].pipeline, "gpu_mma", 7);
+		else
+			assert_string_equal(f.plan.stages[0].pipeline, "gpu_wide");
 		release(&f);
 	}
 }
@@ -1332,7 +1415,9 @@ int main(void)
 		cmocka_unit_test(choice_is_deterministic),
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
+		cmocka_unit_test(few_heads_of_keys_are_cut),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
+		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
 		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
 		cmocka_unit_test(short_problems_get_short_tiles),
 		cmocka_unit_test(cpu_tiles_balance_threads),

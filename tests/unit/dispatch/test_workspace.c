@@ -187,6 +187,42 @@ static void packed_tiles_are_what_the_worst_lengths_take(void **state)
 			}
 }
 
+/* Behind D: of 2 KV heads in 3 parts each key's dK and dV. What a run takes still ends with its sums of dQ. */
+static void parts_of_heads_have_sums_of_keys(void **state)
+{
+	struct fmha_problem p;
+	struct bwd_workspace w;
+	struct fmha_error err;
+
+	(void)state;
+	for (int group = 0; group < 2; group++) {
+		problem_init(&p, group ? FMHA_GROUP : FMHA_BATCH);
+		p.nhead_q = 12;
+		p.nhead_k = 2;
+		p.hdim_v = 40;
+		struct plan plan = plan_of(&p);
+
+		plan.dq_tile_rows = 8;
+		plan.dq_tile_floats = 600;
+		for (plan.kv_parts = 1; plan.kv_parts <= 3; plan.kv_parts += 2) {
+			/* 22 packed rows, or 3 * 10; 500 packed keys, or 3 * 300. */
+			uint64_t d = (group ? 48 : 16) + (group ? 22 : 30) * 12 * 4;
+			uint64_t sums = plan.kv_parts < 2 ? 0
+							  : 2 * 3 * (group ? 500 : 900) * 72 * 4;
+
+			assert_int_equal(bwd_workspace_size(&plan, DQ_TILES, 128, 132, &w, &err),
+					 0);
+			assert_int_equal(w.kv_acc, (d + 15) / 16 * 16);
+			assert_int_equal(w.bytes, w.kv_acc + sums);
+			assert_int_equal(w.dq_acc_bytes, (group ? 5 : 3 * 2) * 12 * 600 * 4);
+		}
+		plan.kv_parts = INT32_MAX;
+		plan.problem.nhead_k = INT32_MAX;
+		assert_int_equal(bwd_workspace_size(&plan, DQ_TILES, 128, 132, &w, &err),
+				 FMHA_EINVAL);
+	}
+}
+
 static void deterministic_group_mode_splits_by_tile(void **state)
 {
 	struct fmha_problem p;
@@ -460,6 +496,7 @@ int main(void)
 		cmocka_unit_test(atomic_adds_share_one_zeroed_buffer),
 		cmocka_unit_test(tiles_hold_whole_rows_of_tiles),
 		cmocka_unit_test(packed_tiles_are_what_the_worst_lengths_take),
+		cmocka_unit_test(parts_of_heads_have_sums_of_keys),
 		cmocka_unit_test(deterministic_group_mode_splits_by_tile),
 		cmocka_unit_test(deterministic_batch_mode_follows_the_workers),
 		cmocka_unit_test(persistent_splits_suffice),

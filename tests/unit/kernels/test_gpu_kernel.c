@@ -268,6 +268,40 @@ static void warpgroups_sum_heads_in_a_block(void **state)
 	assert_int_equal(grid[0], 5 * 8 * 2);
 }
 
+/* Parts of heads have blocks of their own, and what adds them a thread for eight elements, head by head. */
+static void heads_in_parts_have_blocks(void **state)
+{
+	const struct gpu_tile tile = {GPU_WGMMA, 64, 64, 192, 128, 8, 1, 1};
+	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
+	struct abi_bwd_args a = {.nhead_q = 12, .nhead_k = 2, .hdim_q = 192, .hdim_v = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 501;
+	a.dq_tile_rows = 64;
+	a.dq_tile_floats = 64 * 192 + 64;
+	for (a.kv_parts = 0; a.kv_parts <= 3; a.kv_parts += 3) {
+		uint32_t parts = a.kv_parts > 1 ? 3 : 1;
+
+		assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 0);
+		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+		assert_int_equal(grid[0], 8 * 2 * parts * 3);
+		assert_int_equal(make("sm_90a", ABI_BWD_CONVERT_DQ, &bf16, &convert, &k), 0);
+		assert_int_equal(k.block[0], GRID_CONVERT_THREADS);
+		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+		/* 5 tiles of 3 chunks a head; 501 rows of 24 + 16 eights, 128 of them a block. */
+		assert_int_equal(grid[0], 5 * 3 * 12 + (parts > 1 ? 157 * 2 : 0));
+		assert_int_equal(grid[2], 3);
+	}
+	/* What blocks of convert_dq count fits their integers, or is refused. */
+	a.kv_parts = 3;
+	a.sequences.seqlen_k_max = INT32_MAX / 40 + 1;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
+}
+
 static void small_families_have_kernels(void **state)
 {
 	const struct gpu_tile by_rows = {GPU_COMBINE, 16, 16, 32, 32, 4, 1, 1};
@@ -371,6 +405,55 @@ static void latents_fill_hopper(void **state)
 	tile.hdim_q = 512;
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
 	tile = latents;
+	tile.tile_n = 32;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+}
+
+/* One tile of 64 rows and keys; without splits blocks go by two, whatever there is for the second. */
+static void wide_heads_have_clusters(void **state)
+{
+	static const struct traits others[] = {
+		{.dtype = ABI_BF16, .bias = 1},    {.dtype = ABI_BF16, .bias = 2},
+		{.dtype = ABI_BF16, .descale = 1}, {.dtype = ABI_BF16, .dropout = 1},
+		{.dtype = ABI_BF16, .narrow = 1},  {.dtype = ABI_BF16, .mask_data = 1},
+		{.dtype = ABI_BF16, .chosen = 1},  {.dtype = ABI_E4M3}};
+	const struct traits capped = {.dtype = ABI_F16, .mask = 1, .softcap = 1, .paged = 1},
+			    shared = {.dtype = ABI_BF16, .mask = 1, .paged = 1, .shares = 1};
+	const struct gpu_tile wide = {GPU_WIDE, 64, 64, 512, 512, 4, 2, 1};
+	struct abi_fwd_args a = {.sequences = {.batch = 3, .seqlen_q_max = 65, .seqlen_k_max = 900},
+				 .nhead_q = 8,
+				 .nhead_k = 4,
+				 .n_splits = 2,
+				 .split_size = 512};
+	struct gpu_tile tile = wide;
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD_PAGEDKV, &capped, &wide, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &shared, &wide, &k), 0);
+	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &wide, &k), 1);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &wide, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &wide, &k), 0);
+	assert_int_equal(k.block[0], 3 * 128);
+	assert_true(k.lds_bytes > 3 * 64 * 512 * 2 && k.lds_bytes <= 227 * 1024);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 4); /* 130 rows of two heads */
+	assert_int_equal(grid[1], 4);
+	assert_int_equal(grid[2], 3);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &bf16, &wide, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 3 * 2);
+	tile.hdim_q = tile.hdim_v = 384;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 0);
+	tile.hdim_v = 512;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile.hdim_q = tile.hdim_v = 256;
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile.hdim_q = tile.hdim_v = 448; /* halves are no whole slabs */
+	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
+	tile = wide;
 	tile.tile_n = 32;
 	assert_int_equal(make("sm_90a", ABI_FWD, &bf16, &tile, &k), 1);
 }
@@ -666,10 +749,12 @@ int main(void)
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
+		cmocka_unit_test(heads_in_parts_have_blocks),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),
 		cmocka_unit_test(latents_fill_hopper),
+		cmocka_unit_test(wide_heads_have_clusters),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(integers_are_narrow),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),

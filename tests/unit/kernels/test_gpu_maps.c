@@ -436,6 +436,57 @@ static void latents_have_one_map(void **state)
 	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
 }
 
+/* Each block of a cluster brings half of a tile's rows; those of splits have all. Q is no map's. */
+static void wide_heads_come_by_halves(void **state)
+{
+	static const struct gpu_tile tile = {GPU_WIDE, 64, 64, 512, 512, 4, 2, 1};
+	static const int32_t sizes[] = {8, 16, 64, 256, 48};
+	static const uint32_t boxes[] = {8, 16, 32, 32, 16}, of_splits[] = {8, 16, 64, 64, 16};
+	struct gpu_kernel wide = {.family = ABI_FWD_PAGEDKV, .tile = tile},
+			  split = {.family = ABI_FWD_SPLITKV, .tile = tile};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.hdim_q = 512, a.hdim_v = 480;
+	a.q = tensor(ROWS_Q, HEADS_Q, 512);
+	a.k = tensor(ROWS_K, HEADS_K, 512);
+	a.v = tensor(ROWS_K, HEADS_K, 480);
+	a.o = tensor(ROWS_Q, HEADS_Q, 480);
+	a.cache.n_pages = 9;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		const uint64_t extents[] = {480, (uint64_t)sizes[i], HEADS_K, 9};
+
+		a.cache.page_size = sizes[i];
+		assert_null(gpu_kernel_maps(&split, &a, &record));
+		assert_int_equal(record.maps[0].box[1], of_splits[i]);
+		assert_null(gpu_kernel_maps(&wide, &a, &record));
+		assert_int_equal(record.n_maps, 2);
+		assert_int_equal(record.maps[0].offset, offsetof(struct abi_fwd_args, k.data));
+		assert_int_equal(record.maps[1].offset, offsetof(struct abi_fwd_args, v.data));
+		assert_int_equal(record.maps[0].extents[0], 512);
+		assert_memory_equal(record.maps[1].extents, extents, sizeof(extents));
+		assert_int_equal(record.maps[0].box[1], boxes[i]);
+		assert_int_equal(record.maps[1].box[1], boxes[i]);
+		assert_int_equal(record.n_aligned, 4);
+	}
+	a.cache.page_size = 12;
+	assert_non_null(gpu_kernel_maps(&wide, &a, &record));
+	a.cache.page_size = 0;
+	assert_non_null(gpu_kernel_maps(&wide, &a, &record));
+	wide.family = ABI_FWD;
+	assert_null(gpu_kernel_maps(&wide, &a, &record));
+	assert_int_equal(record.maps[0].box[1], 32);
+	a.q.data = memory + 4;
+	assert_non_null(gpu_kernel_maps(&wide, &a, &record));
+	a.q.data = memory;
+	a.v.stride_seq += 4;
+	assert_non_null(gpu_kernel_maps(&wide, &a, &record));
+	a.v.stride_seq -= 4;
+	a.o_dtype = ABI_F32;
+	assert_non_null(gpu_kernel_maps(&wide, &a, &record));
+}
+
 static struct abi_bwd_args gradients(void)
 {
 	return (struct abi_bwd_args){
@@ -690,6 +741,7 @@ int main(void)
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(pages_come_in_boxes_that_tiles_have_in_common),
 		cmocka_unit_test(latents_have_one_map),
+		cmocka_unit_test(wide_heads_come_by_halves),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
 		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),

@@ -77,7 +77,8 @@ struct plan_layout {
 	uint64_t nsplits;                /* backward head: int32 [batch or 1] */
 	uint64_t dq_acc_offsets; /* backward head, group mode: int64 [batch + 1], elements */
 	uint64_t d;              /* f32 [batch, nhead_q, seqlen_q] or [nhead_q, total_q] */
-	uint64_t dq_acc;         /* f32, compact; ends the workspace */
+	uint64_t kv_acc; /* f32 [nhead_k, kv_parts, keys of all sequences, hdim_q], .., hdim_v */
+	uint64_t dq_acc; /* f32, compact; ends the workspace */
 };
 
 /* One axis of a view: how often, and how far apart in bytes. */
@@ -124,7 +125,8 @@ struct plan {
 	uint32_t dq_tile_n0;
 	int32_t dq_split_keys; /* keys that blocks or tasks of one split take; 0: not split so */
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
-	uint32_t append;                      /* stage 0 writes k_new, v_new into the cache */
+	int32_t kv_parts; /* of the heads that share keys; up to 1: dq_dk_dv writes dK and dV itself */
+	uint32_t append; /* stage 0 writes k_new, v_new into the cache */
 	uint32_t widens; /* the next stage writes the cache's keys as q's type into the workspace */
 	uint32_t
 		few; /* the stages behind that one, splits and their merge, which serve sequences of

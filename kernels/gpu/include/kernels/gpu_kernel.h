@@ -46,10 +46,11 @@ const struct gpu_arch *gpu_arch_find(const char *name);
  * heads of a group side by side in tile_m rows, waves share the keys of a tile: decode; gpu_wgmma:
  * tiles fetched by the copy engine, so that its kernels take tensor maps (gpu_kernel_maps());
  * gpu_decode: as gpu_*_pack, each wave with many bytes of its own keys under way; gpu_latent: as
- * gpu_wgmma, over keys that hold their values, heads side by side; gpu_amd and gpu_amd_decode: by
- * buffer descriptors, for dense aligned rows; gpu_combine, gpu_append, gpu_dot,
- * gpu_convert: the small families, no tile. Backward dq_dk_dv: tile_n keys (then dq_tile_n queries)
- * are stationary, tile_m queries (keys) streamed.
+ * gpu_wgmma, over keys that hold their values, heads side by side; gpu_wide: the same over heads
+ * above 256 with values of their own; gpu_amd and gpu_amd_decode: by buffer descriptors, for dense
+ * aligned rows; gpu_combine, gpu_append, gpu_dot, gpu_convert: the small families, no tile.
+ * Backward dq_dk_dv: tile_n keys (then dq_tile_n queries) are stationary, tile_m queries (keys)
+ * streamed.
  */
 #define GPU_PIPELINES(X) /* X(ID, name, the cores that have it, 1: packs heads, folder and name of its loop) */\
 	X(GPU_SCALAR, gpu_scalar, GPU_ANY_CORE, 0, "general", "")                                         \
@@ -63,6 +64,7 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 	X(GPU_WGMMA, gpu_wgmma, 1u << GPU_CORE_WGMMA, 0, "hopper", "_wgmma")                              \
 	X(GPU_DECODE, gpu_decode, GPU_MMA_CORES, 1, "hopper", "_decode")                                  \
 	X(GPU_LATENT, gpu_latent, 1u << GPU_CORE_WGMMA, 1, "hopper", "_latent")                           \
+	X(GPU_WIDE, gpu_wide, 1u << GPU_CORE_WGMMA, 1, "hopper", "_wide")                                 \
 	X(GPU_AMD, gpu_amd, GPU_AMD_CORES, 0, "amd", "_amd")                                              \
 	X(GPU_AMD_DECODE, gpu_amd_decode, GPU_AMD_CORES, 1, "amd", "_amd_decode")                         \
 	X(GPU_COMBINE, gpu_combine, GPU_ANY_CORE, 0, "general", "")                                       \
@@ -157,5 +159,13 @@ const char *gpu_kernel_maps(const struct gpu_kernel *kernel, const void *args,
  */
 const char *gpu_kernel_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
 			      struct launch_record *ret_record);
+
+/*
+ * Into how many parts a dq_dk_dv kernel of GPU_WGMMA is to cut the heads that share keys (abi.h:
+ * kv_parts). @ret_us: about how long its blocks take with one part, and with so many; 0: nothing to
+ * weigh up
+ */
+int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units,
+			 const struct abi_bwd_args *args, double ret_us[2]);
 
 #endif
