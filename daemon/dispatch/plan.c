@@ -414,3 +414,11 @@ int plan_build(const struct fmha_problem *problem, const struct plan_choice *cho
 {
 	return plan_build_reported(problem, choice, device, ret_plan, NULL, err);
 }
+
+const struct plan_stage *plan_main_stage(const struct plan *plan)
+{
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		if (estimate_is_main(plan, plan->stages[i].family))
+			return &plan->stages[i];
+	return NULL;
+}

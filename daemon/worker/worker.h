@@ -226,7 +226,7 @@ struct session_plan {
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
 	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
-	bool fixed;                 /* its arguments follow from where its buffers lie */
+	bool fixed; /* nothing of a run depends on what lies in a buffer: arguments and copies are those of the last */
 	bool fetches;               /* integer tensors lie where the host has to copy them from */
 	struct family_work *family; /* of the worker; NULL: not settled yet */
 	double roof_ns;             /* what the roof allows for a run; 0: it is not known */

@@ -232,6 +232,14 @@ static void session_plan_tell(struct session_plan *plan)
 	}
 }
 
+static bool has_integers(const struct plan *plan)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++)
+		if (plan_view_is_integer(plan, &plan->views[i]))
+			return true;
+	return false;
+}
+
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result)
 {
@@ -240,8 +248,9 @@ void session_plan_settle(struct session *session, struct session_plan *plan,
 	plan->load = load_of(&plan->plan, worker->plans.device.compute_units);
 	plan->roof_ns = roof_ns(&worker->plans.roof, &plan->plan);
 	name_culprits(session, plan);
-	plan->fixed = staging_is_constant(worker->device, &plan->plan);
-	plan->fetches = staging_fetches(worker->device, &plan->plan);
+	plan->fetches = !device_shares_memory(worker->device) && has_integers(&plan->plan);
+	plan->fixed = !plan->fetches && plan_indices_bytes(&plan->plan) == 0 &&
+		      plan->plan.workspace_head_bytes == 0 && plan_row_entries(&plan->plan) == 0;
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
 	session_plan_tell(plan);
