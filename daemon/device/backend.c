@@ -52,12 +52,6 @@ void device_cancel_build(struct device *device, struct device_build *build)
 		device->unbuilder(device->builder_worker, build);
 }
 
-void device_tell_unloaded(struct device *device, const char *kernel)
-{
-	if (device->unloaded)
-		device->unloaded(device->builder_worker, kernel);
-}
-
 bool device_has_failed(struct device *device, struct fmha_error *err)
 {
 	if (!atomic_load_explicit(&device->failed, memory_order_acquire))

@@ -136,11 +136,10 @@ void device_collect(struct device *device)
 }
 
 void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
-			device_unloaded unloaded, void *worker)
+			void *worker)
 {
 	device->builder = builder;
 	device->unbuilder = unbuilder;
-	device->unloaded = unloaded;
 	device->builder_worker = worker;
 }
 
@@ -210,9 +209,10 @@ void device_unload_idle(struct device *device)
 		device->ops->code->unload_idle(device);
 }
 
-uint32_t device_count_idle(const struct device *device)
+struct device_code_status device_code_status(const struct device *device)
 {
-	return device_loads_code(device) ? device->ops->code->count_idle(device) : 0;
+	return device_loads_code(device) ? device->ops->code->status(device)
+					 : (struct device_code_status){0};
 }
 
 /* Kernels belong to the device: everybody else only has them. */
@@ -231,14 +231,16 @@ bool device_drop(struct device *device, const struct device_kernel *kernel, uint
 	       device->ops->code->drop(device, (struct device_kernel *)kernel, uid);
 }
 
-uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel)
+const struct device_code *device_kernel_code(const struct device *device,
+					     const struct device_kernel *kernel)
 {
-	return device_loads_code(device) && kernel ? device->ops->code->kernel_bytes(kernel) : 0;
+	return device_loads_code(device) && kernel ? device->ops->code->kernel_code(kernel) : NULL;
 }
 
-uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel)
+const struct device_code *device_find_code(const struct device *device,
+					   const uint8_t hash[LAUNCH_HASH_BYTES])
 {
-	return device_loads_code(device) && kernel ? device->ops->code->kernel_spills(kernel) : 0;
+	return device_loads_code(device) ? device->ops->code->find_code(device, hash) : NULL;
 }
 
 bool device_has_fences(const struct device *device)

@@ -18,11 +18,11 @@ struct device_code_ops {
 	int (*hold)(struct device *device, struct device_kernel *kernel, uint32_t uid,
 		    bool *ret_first, struct fmha_error *err);
 	bool (*drop)(struct device *device, struct device_kernel *kernel, uint32_t uid);
-	uint64_t (*kernel_bytes)(const struct device_kernel *kernel);
-	uint32_t (*kernel_spills)(const struct device_kernel *kernel);
+	const struct device_code *(*kernel_code)(const struct device_kernel *kernel);
+	const struct device_code *(*find_code)(const struct device *device, const uint8_t *hash);
 	void (*set_idle)(struct device *device, uint64_t most, uint64_t most_bytes);
 	void (*unload_idle)(struct device *device);
-	uint32_t (*count_idle)(const struct device *device);
+	struct device_code_status (*status)(const struct device *device);
 };
 
 /* Of a device with memory of its own: what the host has goes there by copies. */
@@ -110,7 +110,6 @@ struct device {
 	void *owner;
 	device_builder builder;
 	device_unbuilder unbuilder;
-	device_unloaded unloaded;
 	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
@@ -135,8 +134,6 @@ bool device_is_quarantined(const struct device *device, const char *kernel, uint
 int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err);
 /* Takes the request back; see device_unbuilder. */
 void device_cancel_build(struct device *device, struct device_build *build);
-/* See device_unloaded. */
-void device_tell_unloaded(struct device *device, const char *kernel);
 
 /* The name under which a module offers its struct device_ops. */
 #define DEVICE_MODULE_SYMBOL "fmhad_device_ops"

@@ -315,8 +315,7 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 	if (r < 0)
 		return r;
 	open_alarm(worker);
-	device_set_builder(worker->device, prepare_build, prepare_cancel_build, local_drop_code,
-			   worker);
+	device_set_builder(worker->device, prepare_build, prepare_cancel_build, worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(
@@ -389,7 +388,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->config = &worker->settings.devices[worker->page->device];
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
-	local_codes_init(&worker->plans.codes);
 	list_init(&worker->sessions);
 	list_init(&worker->runs.requests);
 	list_init(&worker->runs.free_requests);

@@ -34,13 +34,6 @@
 struct trace;
 struct tuner;
 
-/* Code of the kernels that are loaded, found by a kernel's name and by its hash. */
-#define WORKER_CODE_LISTS 1024
-struct worker_codes {
-	struct list by_name[WORKER_CODE_LISTS], by_hash[WORKER_CODE_LISTS];
-	uint64_t n, bytes, n_dropped; /* n_dropped: so far */
-};
-
 #define WORKER_FAMILIES 12 /* more than there are */
 
 /* The work that a family of kernels has done: of a plan's main stage. */
@@ -84,7 +77,6 @@ struct worker_plans {
 	struct predict_model *model;
 	struct census census;
 	struct roof roof;
-	struct worker_codes codes;   /* local.c: of every kernel that is loaded */
 	struct slabs slabs;          /* of struct session_plan */
 	uint64_t n;                  /* made so far */
 	uint64_t n_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
@@ -225,7 +217,7 @@ struct session_plan {
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* had in its user's name */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
-	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
+	uint64_t serial; /* no other plan of this worker ever has the same; from 1 */
 	bool fixed; /* nothing of a run depends on what lies in a buffer: arguments and copies are those of the last */
 	bool fetches;               /* integer tensors lie where the host has to copy them from */
 	struct family_work *family; /* of the worker; NULL: not settled yet */
@@ -325,16 +317,6 @@ void session_plan_refresh(struct session *session, uint64_t id, struct session_p
 
 /* ---- local.c: what clients need to launch in contexts of their own ---- */
 
-void local_codes_init(struct worker_codes *codes);
-/*
- * A kernel's code object and its hash, as the front gave them: @fd is borrowed. Without memory or a descriptor for it
- * kernels that nobody has make room.
- * Return: 0, FMHA_ENOMEM.
- */
-int local_keep_code(struct worker *worker, const char *kernel, int fd,
-		    const struct proto_compile_result *result, struct fmha_error *err);
-/* A device_unloaded. @worker_pointer: struct worker. */
-void local_drop_code(void *worker_pointer, const char *kernel);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],

@@ -77,19 +77,17 @@ static void on_compiled(void *owner, const union proto_any_result *result, int f
 	struct doing_before before;
 	struct fmha_error err = *error;
 	void *data = result ? map_code(&result->COMPILE, fd, &err) : NULL;
-	struct device_code code = {.data = data};
-	bool is_there;
+	struct device_code code = {.data = data, .fd = fd};
 
 	if (data) {
 		code.bytes = result->COMPILE.size;
 		code.spills = result->COMPILE.spills;
+		memcpy(code.hash, result->COMPILE.hash, sizeof(code.hash));
 	}
-	is_there = data &&
-		   local_keep_code(worker, build->build->name, fd, &result->COMPILE, &err) == 0;
 	if (worker->trace)
-		trace_build(worker, build, is_there);
+		trace_build(worker, build, data);
 	before = doing_begin(&worker->page->doing, PROTO_PLAN, build->uid);
-	build->done(build, is_there ? &code : NULL, &err);
+	build->done(build, data ? &code : NULL, &err);
 	doing_end(&worker->page->doing, before);
 	if (data)
 		munmap(data, result->COMPILE.size);
@@ -265,9 +263,12 @@ static bool spills_anew(const struct preparing *preparing, const struct plan *pl
 {
 	const struct device *device = preparing->session->worker->device;
 
-	for (uint32_t i = 0; i < plan->n_stages; i++)
-		if (device_kernel_spills(device, preparing->ready[i]) != plan->stages[i].spills)
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		const struct device_code *code = device_kernel_code(device, preparing->ready[i]);
+
+		if (code && code->spills != plan->stages[i].spills)
 			return true;
+	}
 	return false;
 }
 

@@ -33,7 +33,7 @@ int held_take(struct device *device, struct account *account, const struct devic
 
 	if (r < 0 || !is_first)
 		return r;
-	r = held_charge(account, device_kernel_bytes(device, kernel), err);
+	r = held_charge(account, device_kernel_code(device, kernel)->bytes, err);
 	if (r < 0)
 		(void)device_drop(device, kernel, account->uid);
 	return r;
@@ -41,7 +41,8 @@ int held_take(struct device *device, struct account *account, const struct devic
 
 void held_drop(struct device *device, struct account *account, const struct device_kernel *kernel)
 {
-	uint64_t bytes = device_kernel_bytes(device, kernel);
+	const struct device_code *code = device_kernel_code(device, kernel);
+	uint64_t bytes = code ? code->bytes : 0; /* the kernel may be gone once it was dropped */
 
 	if (!device_drop(device, kernel, account->uid))
 		return;

@@ -199,13 +199,13 @@ static void open_device(struct use *use)
 	const struct config_device config = {.backend = "hip", .stall_ms = 5000};
 
 	TRY(use, device_open(&config, on_wake, use, &use->device, &err));
-	device_set_builder(use->device, take_build, NULL, NULL, use);
+	device_set_builder(use->device, take_build, NULL, use);
 }
 
 void load_kernel(struct use *use)
 {
 	char image[] = "stub code"; /* which is gone when this returns */
-	const struct device_code code = {.data = image, .bytes = sizeof(image)};
+	const struct device_code code = {.data = image, .bytes = sizeof(image), .fd = -1};
 	struct fmha_error err = {0};
 	int r;
 

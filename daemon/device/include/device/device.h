@@ -78,10 +78,19 @@ struct device_memory {
 	uint64_t allocation_bytes; /* PROTO_VMM_FD: behind the descriptor */
 };
 
+/* What was made of a build. */
 struct device_code {
-	const void *data;
-	size_t bytes;
-	uint32_t spills; /* bytes of its registers that a lane keeps in memory */
+	const void *data; /* NULL of a kernel's: it is loaded */
+	uint64_t bytes;   /* 0 of a kernel's: not seen yet */
+	uint32_t spills;  /* bytes of its registers that a lane keeps in memory */
+	int fd;           /* a sealed file of it, for those who launch themselves; -1: none */
+	uint8_t hash[LAUNCH_HASH_BYTES];
+};
+
+/* The kernels that are loaded. */
+struct device_code_status {
+	uint64_t n, bytes, n_idle; /* n_idle: that nobody has */
+	uint64_t n_unloaded;       /* so far */
 };
 
 /*
@@ -104,8 +113,6 @@ struct device_build {
 typedef int (*device_builder)(void *worker, struct device_build *build, struct fmha_error *err);
 /* Nobody waits for it any more: its call does not come. */
 typedef void (*device_unbuilder)(void *worker, struct device_build *build);
-/* The kernel of that name was unloaded: whoever has its code need not keep it. */
-typedef void (*device_unloaded)(void *worker, const char *kernel);
 
 /* Somebody who asked for a kernel, which stays until device_forget(). The memory is the asker's, 0 at first. */
 struct device_waiter {
@@ -205,7 +212,7 @@ const struct device_info *device_get_info(const struct device *device);
 
 /* Before the first plan, on devices whose kernels are compiled. */
 void device_set_builder(struct device *device, device_builder builder, device_unbuilder unbuilder,
-			device_unloaded unloaded, void *worker);
+			void *worker);
 /* Whether there are such kernels. */
 bool device_loads_code(const struct device *device);
 /* How many of those that nobody has stay loaded, and with how much code; 16 of any size before the first call. */
@@ -255,12 +262,13 @@ int device_hold(struct device *device, const struct device_kernel *kernel, uint3
 		bool *ret_first, struct fmha_error *err);
 /* Return: whether the user has it no more. */
 bool device_drop(struct device *device, const struct device_kernel *kernel, uint32_t uid);
-/* Bytes of the code of a kernel that is ready. */
-uint64_t device_kernel_bytes(const struct device *device, const struct device_kernel *kernel);
-/* The number that plan_stage.spills of it will be from now on. */
-uint32_t device_kernel_spills(const struct device *device, const struct device_kernel *kernel);
-/* Kernels that are loaded and that nobody has. */
-uint32_t device_count_idle(const struct device *device);
+/* The code of a kernel that is ready: its spills are those of plan_stage from now on. NULL: it is built in. */
+const struct device_code *device_kernel_code(const struct device *device,
+					     const struct device_kernel *kernel);
+/* That of a kernel that is loaded; NULL: none is of that hash. */
+const struct device_code *device_find_code(const struct device *device,
+					   const uint8_t hash[LAUNCH_HASH_BYTES]);
+struct device_code_status device_code_status(const struct device *device);
 
 /* Whether kernels and the host read the same memory: nothing has to be fetched or uploaded. Such a
  * device also shares itself among its streams' users; any other runs what it gets. */
