@@ -110,6 +110,15 @@ static bool take_body(struct cursor *cursor, struct proto_flat *flat)
 	return true;
 }
 
+int proto_method_find(const char *name, size_t n)
+{
+	for (int i = 0; i < PROTO_N_METHODS; i++)
+		if (proto_methods[i].name_bytes == n &&
+		    field_same_name(proto_methods[i].name, name, n))
+			return i;
+	return -1;
+}
+
 static bool take_method(struct cursor *cursor, int *ret_method)
 {
 	msgpack_object name;
