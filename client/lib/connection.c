@@ -15,7 +15,7 @@
 #include <proto/limits.h>
 
 #include "deadline.h"
-#include "process.h"
+#include "call.h"
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000

@@ -67,8 +67,6 @@ struct connection *link_get_open(struct link *link);
 int link_call(struct link *link, enum proto_method method, const void *params, int fd,
 	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
 
-/* ---- device.c ---- */
-
 /* The name that a worker has for an object of ours. */
 struct registration {
 	/* Guards the rest; who is inside may write what the worker says of it. */
@@ -180,7 +178,12 @@ struct fmha_request {
 
 /* ---- device.c ---- */
 
-struct fmha_device *device_ref(struct fmha_device *device);
+static inline struct fmha_device *device_ref(struct fmha_device *device)
+{
+	(void)__atomic_add_fetch(&device->refs, 1, __ATOMIC_RELAXED);
+	return device;
+}
+
 struct fmha_device *device_unref(struct fmha_device *device);
 
 /* The worker's link's. */

@@ -1,13 +1,24 @@
 /* SPDX-License-Identifier: MIT */
-#include "process.h"
+/* call.c: what a call asks, before all else and while it waits. */
+#include "call.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <fmha/fmha.h>
+#include <proto/error.h>
 
 #include "deadline.h"
+
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err)
+{
+	if (size == known)
+		return 0;
+	return fmha_error_set_field(err, FMHA_EINVAL, "struct_size",
+				    "%s.struct_size is %u, this library knows %zu", name, size,
+				    known);
+}
 
 /* ---- interrupt ---- */
 
@@ -40,6 +51,8 @@ bool interrupt_is_wanted(void)
 {
 	return interrupt.asked && interrupt.asked(interrupt.userdata) != 0;
 }
+
+/* ---- process ---- */
 
 static pthread_once_t page_once = PTHREAD_ONCE_INIT;
 static uint64_t *page;      /* NULL: the kernel has no MADV_WIPEONFORK (before 4.14) */

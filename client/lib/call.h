@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * process.h: has this process been forked off the one that made an object? Asked by every call, so
- * it must cost no system call: a page that the kernel hands to children as zeros keeps a number.
- */
-#ifndef CLIENT_PROCESS_H
-#define CLIENT_PROCESS_H
+/* call.h: what a call asks, before all else and while it waits. */
+#ifndef CLIENT_CALL_H
+#define CLIENT_CALL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include <fmha/fmha.h>
+
+/* Refuses a struct of a newer header. */
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
+
+/*
+ * Has this process been forked off the one that made an object? Asked by every call, so it must cost no system
+ * call: a page that the kernel hands to children as zeros keeps a number.
+ */
 /* Differs between a process and its children, however they were made; never 0. */
 uint64_t process_token(void);
 
