@@ -298,7 +298,14 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 /* Return: 0 or FMHA_ENOENT. */
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
 
-/* ---- plans.c: what a session asks for ---- */
+/* ---- plans.c: what a session asks for, and plans that wait for their kernels ---- */
+
+/* A device_builder: asks the front. @worker_pointer: struct worker. */
+int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
+/* A device_unbuilder: tells the front. */
+void prepare_cancel_build(void *worker_pointer, struct device_build *build);
+/* The client is gone. */
+void prepare_forget(struct session *session);
 
 /*
  * Requests that plan: plan, local_plan, explain, local_runs, and runs whose plan is chosen again. Where a model estimates many
@@ -344,24 +351,6 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 int run_cancel(struct session *session, uint32_t id, struct fmha_error *err);
 /* The client is gone: what waits is dropped, what runs is stopped. */
 void run_cancel_all(struct session *session);
-
-/* ---- prepare.c: plans that wait for their kernels ---- */
-
-/* A device_builder: asks the front. @worker_pointer: struct worker. */
-int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
-/* A device_unbuilder: tells the front. */
-void prepare_cancel_build(void *worker_pointer, struct device_build *build);
-/*
- * Makes the plan's kernels ready, then answers request @id with @result, or a local one's with its
- * launches. On failure the plan leaves the session's table and the answer is the error. Of a local
- * plan the reference is taken. Return: 0 (answered, now or later), FMHA_E*.
- */
-int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
-		 const struct proto_plan_result *result, struct fmha_error *err);
-/* Makes @next ready in the background; then it takes the place of plan @id, if that is still there. */
-void prepare_renewal(struct session *session, uint64_t id, const struct plan *next);
-/* The client is gone. */
-void prepare_forget(struct session *session);
 
 /* ---- status.c ---- */
 
