@@ -10,6 +10,14 @@
 
 #include "planner.h"
 
+void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES])
+{
+	struct launch_bases bases = args_placeholders(plan);
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
+}
+
 /* From the very arguments that a run will have: what they reach is what was checked. */
 static int check_reach(const struct plan *plan, struct fmha_error *err)
 {
