@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <base/clock.h>
 #include <base/fnv.h>
 #include <proto/error.h>
 #include <proto/problem.h>

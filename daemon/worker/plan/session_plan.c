@@ -8,7 +8,6 @@
 #include <proto/error.h>
 
 #include "roof.h"
-#include "run/request.h"
 #include "worker.h"
 
 /* ---- held ---- */
