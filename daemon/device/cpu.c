@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include <base/clock.h>
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <kernels/launch_wire.h>
 #include <proto/clamp.h>
 #include <proto/error.h>

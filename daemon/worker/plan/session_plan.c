@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <cjson/cJSON.h>
 #include <proto/error.h>
 
