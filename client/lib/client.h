@@ -3,7 +3,6 @@
 #ifndef CLIENT_CLIENT_H
 #define CLIENT_CLIENT_H
 
-#include "call.h"
 #include "internal.h"
 
 struct fmha_client *client_ref(struct fmha_client *client);

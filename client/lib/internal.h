@@ -92,6 +92,15 @@ int registration_begin(struct registration *registration, registration_tell tell
 void registration_end(const struct registration *registration, struct fmha_device *device,
 		      enum proto_method method, const void *params);
 
+/* Refuses a struct of a newer header. */
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
+
+/*
+ * Differs between a process and its children, however they were made; never 0. Asked by every call, so it must cost no
+ * system call: a page that the kernel hands to children as zeros keeps a number.
+ */
+uint64_t process_token(void);
+
 struct fmha_client {
 	unsigned int refs; /* atomic: the handle, and each device */
 	pid_t pid;         /* of the process that connected, for people */

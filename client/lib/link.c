@@ -3,6 +3,9 @@
  * link.c: a connection that is opened again when it was lost, and what the peer of each knows our objects by
  * (internal.h).
  */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <proto/error.h>
 
 #include "client.h"
@@ -216,4 +219,52 @@ void registration_end(const struct registration *registration, struct fmha_devic
 	(void)connection_call(c, method, params, -1, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL,
 			      NULL, NULL);
 	c = connection_unref(c);
+}
+
+/* ---- whose it is ---- */
+
+static pthread_once_t page_once = PTHREAD_ONCE_INIT;
+static uint64_t *page;      /* NULL: the kernel has no MADV_WIPEONFORK (before 4.14) */
+static uint64_t last_token; /* inherited, so that a child's next token is a new one */
+
+static void make_page(void)
+{
+	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			    0);
+
+	if (memory == MAP_FAILED)
+		return;
+	if (madvise(memory, bytes, MADV_WIPEONFORK) == 0)
+		page = memory;
+	else
+		(void)munmap(memory, bytes);
+}
+
+uint64_t process_token(void)
+{
+	uint64_t token;
+
+	(void)pthread_once(&page_once, make_page);
+	if (!page)
+		return (uint64_t)getpid();
+	token = __atomic_load_n(page, __ATOMIC_ACQUIRE);
+	if (token == 0) {
+		uint64_t fresh = __atomic_add_fetch(&last_token, 1, __ATOMIC_RELAXED);
+
+		/* Of threads that meet here the first one wins. */
+		if (__atomic_compare_exchange_n(page, &token, fresh, 0, __ATOMIC_ACQ_REL,
+						__ATOMIC_ACQUIRE))
+			token = fresh;
+	}
+	return token;
+}
+
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err)
+{
+	if (size == known)
+		return 0;
+	return fmha_error_set_field(err, FMHA_EINVAL, "struct_size",
+				    "%s.struct_size is %u, this library knows %zu", name, size,
+				    known);
 }
