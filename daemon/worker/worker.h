@@ -69,7 +69,10 @@ struct worker_idle {
 struct worker_plans {
 	struct plan_device device;
 	uint32_t acting_uid; /* the user for whom kernels are being chosen */
-	/* The registry has the page's quarantine of this version, and until then. */
+	/* The page's quarantine of that version. */
+	struct worker_quarantine quarantine;
+	uint32_t quarantine_version;
+	/* The registry has that of this version, and until then. */
 	uint32_t marked_version;
 	uint64_t marked_until_ns;
 	struct spec_catalog *catalog;

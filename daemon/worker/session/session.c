@@ -111,16 +111,27 @@ void table_deinit(struct table *table)
 
 /* For whom kernels are chosen, and which of them nobody, or not that user, gets. */
 
+/* As the front has it now. */
+static const struct worker_quarantine *quarantine_of(struct worker *worker)
+{
+	struct worker_plans *plans = &worker->plans;
+
+	if (atomic_load(&worker->page->quarantine_version) != plans->quarantine_version)
+		plans->quarantine_version = worker_page_get_quarantine(worker->page,
+								       &plans->quarantine);
+	return &plans->quarantine;
+}
+
 void kernels_mark_quarantine(struct worker *worker)
 {
-	struct worker_quarantine what;
+	const struct worker_quarantine *what = quarantine_of(worker);
 	uint64_t now = clock_ns();
 
-	worker->plans.marked_version = worker_page_get_quarantine(worker->page, &what);
+	worker->plans.marked_version = worker->plans.quarantine_version;
 	worker->plans.marked_until_ns = UINT64_MAX;
 	registry_clear_quarantine(worker->plans.registry);
-	for (uint32_t i = 0; i < what.n; i++) {
-		const struct worker_quarantined *entry = &what.list[i];
+	for (uint32_t i = 0; i < what->n; i++) {
+		const struct worker_quarantined *entry = &what->list[i];
 
 		if (!entry->everybody || now >= entry->until_ns)
 			continue;
@@ -153,10 +164,10 @@ void kernels_act_for(struct session *session, bool local)
 
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code)
 {
-	const struct worker *worker = worker_pointer;
+	struct worker *worker = worker_pointer;
 
-	return worker_page_is_quarantined(worker->page, worker->plans.acting_uid, kernel, code,
-					  clock_ns());
+	return worker_quarantine_has(quarantine_of(worker), worker->plans.acting_uid, kernel, code,
+				     clock_ns());
 }
 
 void session_freep(struct session **at)
