@@ -25,6 +25,7 @@
 #include <base/worker_page.h>
 #include <device/device.h>
 #include <dispatch/plan.h>
+#include <proto/error.h>
 
 #include "census.h"
 #include "offload.h"
@@ -250,8 +251,17 @@ void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
 /* Whether the connection may own one more. Return: 0 or FMHA_EQUOTA. */
-int session_has_room(struct session *session, enum limit limit, const struct table *table,
-		     const char *what, struct fmha_error *err);
+static inline int session_has_room(struct session *session, enum limit limit,
+				   const struct table *table, const char *what,
+				   struct fmha_error *err)
+{
+	struct limits *limits = &session->worker->limits;
+
+	if (!limit_exceeded(limits, limit, (uint64_t)table->n_used + 1))
+		return 0;
+	return fmha_error_set(err, FMHA_EQUOTA, "more than %llu %s on one connection",
+			      (unsigned long long)limits->value[limit], what);
+}
 
 /* ---- buffer.c ---- */
 

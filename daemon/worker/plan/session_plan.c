@@ -1,14 +1,80 @@
 /* SPDX-License-Identifier: MIT */
-/* session_plan.c: a plan that a session has: its kernels, what its client was told, another version in its place. */
+/* session_plan.c: a plan that a session has: for whom its kernels are chosen, which it has, what its client was told,
+ * another version in its place. */
 #include <stdio.h>
 #include <string.h>
 
-#include <proto/fnv.h>
+#include <base/clock.h>
+#include <base/log.h>
 #include <cjson/cJSON.h>
 #include <proto/error.h>
+#include <proto/fnv.h>
 
 #include "roof.h"
-#include "worker.h"
+#include "session/worker_registry.h"
+
+/* ---- for whom ---- */
+
+/* For whom kernels are chosen, and which of them nobody, or not that user, gets. */
+
+/* As the front has it now. */
+static const struct worker_quarantine *quarantine_of(struct worker *worker)
+{
+	struct worker_plans *plans = &worker->plans;
+
+	if (atomic_load(&worker->page->quarantine_version) != plans->quarantine_version)
+		plans->quarantine_version = worker_page_get_quarantine(worker->page,
+								       &plans->quarantine);
+	return &plans->quarantine;
+}
+
+void kernels_mark_quarantine(struct worker *worker)
+{
+	const struct worker_quarantine *what = quarantine_of(worker);
+	uint64_t now = clock_ns();
+
+	worker->plans.marked_version = worker->plans.quarantine_version;
+	worker->plans.marked_until_ns = UINT64_MAX;
+	registry_clear_quarantine(worker->plans.registry);
+	for (uint32_t i = 0; i < what->n; i++) {
+		const struct worker_quarantined *entry = &what->list[i];
+
+		if (!entry->everybody || now >= entry->until_ns)
+			continue;
+		if (registry_quarantine(worker->plans.registry, entry->kernel, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
+		if (entry->until_ns < worker->plans.marked_until_ns)
+			worker->plans.marked_until_ns = entry->until_ns;
+	}
+}
+
+uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
+{
+	const struct session *session = tensors;
+	const struct buffer *buffer = session ? table_get(&session->buffers, tensor->buffer) : NULL;
+
+	return (buffer ? (uintptr_t)buffer->memory.device : 0) + tensor->offset;
+}
+
+void kernels_act_for(struct session *session, bool local)
+{
+	struct worker *worker = session->worker;
+
+	worker->plans.acting_uid = session->uid;
+	worker->plans.device.tensors = local ? NULL : session;
+	if (worker->plans.registry &&
+	    (clock_ns() >= worker->plans.marked_until_ns ||
+	     atomic_load(&worker->page->quarantine_version) != worker->plans.marked_version))
+		kernels_mark_quarantine(worker);
+}
+
+bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code)
+{
+	struct worker *worker = worker_pointer;
+
+	return worker_quarantine_has(quarantine_of(worker), worker->plans.acting_uid, kernel, code,
+				     clock_ns());
+}
 
 /* ---- held ---- */
 

@@ -8,7 +8,7 @@
 #include "run/request.h"
 #include "worker.h"
 
-/* ---- session.c: for whom kernels are chosen ---- */
+/* ---- session_plan.c: for whom kernels are chosen ---- */
 
 /* Marks in the registry what nobody gets, until the next of them is over or the front has others. */
 void kernels_mark_quarantine(struct worker *worker);
