@@ -335,7 +335,7 @@ int planning_request(struct session *session, uint32_t id, enum proto_method met
  */
 void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan);
 
-/* ---- local.c: what clients need to launch in contexts of their own ---- */
+/* ---- local_plan.c: what clients need to launch in contexts of their own ---- */
 
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
