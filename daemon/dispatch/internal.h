@@ -177,7 +177,7 @@ struct square;
 void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,
 		     const struct square *square, struct split_choice *ret_choice);
 
-/* predict.c */
+/* estimate.c */
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);
 /* That a row may see. */
 static inline int64_t cost_keys(const struct fmha_problem *problem)
