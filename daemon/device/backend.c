@@ -16,7 +16,7 @@ void device_launch_done(struct device *device, struct device_launch *launch)
 	device->done_tail = &launch->next_done;
 	pthread_mutex_unlock(&device->mutex);
 	if (first)
-		device->wake(device->owner);
+		device->calls->wake(device->owner);
 }
 
 void device_fail(struct device *device, const struct fmha_error *error)
@@ -27,7 +27,7 @@ void device_fail(struct device *device, const struct fmha_error *error)
 	atomic_store(&device->failed, true);
 	pthread_mutex_unlock(&device->mutex);
 	/* Nothing else may come of a launch that the loop ran itself. */
-	device->wake(device->owner);
+	device->calls->wake(device->owner);
 }
 
 bool device_has_failed(struct device *device, struct fmha_error *err)

@@ -61,7 +61,7 @@ int device_check(const struct config_device *config, struct fmha_error *err)
 	return r == 0 && ops->check ? ops->check(config, err) : r;
 }
 
-int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
+int device_open(const struct config_device *config, const struct device_calls *calls, void *owner,
 		struct device **ret_device, struct fmha_error *err)
 {
 	const struct device_ops *ops = NULL;
@@ -73,7 +73,7 @@ int device_open(const struct config_device *config, void (*wake)(void *owner), v
 		r = ops->open(config, &device, err);
 	if (r < 0)
 		return r;
-	device->wake = wake;
+	device->calls = calls;
 	device->owner = owner;
 	device->done_tail = &device->done;
 	pthread_mutex_init(&device->mutex, NULL);

@@ -18,25 +18,25 @@ void device_fail(struct device *device, const struct fmha_error *error);
 static inline bool device_is_quarantined(const struct device *device, const char *kernel,
 					 uint64_t code)
 {
-	return device->is_quarantined &&
-	       device->is_quarantined(device->quarantine_worker, kernel, code);
+	return device->calls->is_quarantined &&
+	       device->calls->is_quarantined(device->owner, kernel, code);
 }
 
-/* Asks the worker's front for code; see device_builder. */
+/* Asks the owner for code. */
 static inline int device_request_build(struct device *device, struct device_build *build,
 				       struct fmha_error *err)
 {
-	if (!device->builder)
+	if (!device->calls->build)
 		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
 				      build->build->name);
-	return device->builder(device->builder_worker, build, err);
+	return device->calls->build(device->owner, build, err);
 }
 
-/* Takes the request back; see device_unbuilder. */
+/* Takes the request back. */
 static inline void device_cancel_build(struct device *device, struct device_build *build)
 {
-	if (device->unbuilder)
-		device->unbuilder(device->builder_worker, build);
+	if (device->calls->cancel_build)
+		device->calls->cancel_build(device->owner, build);
 }
 
 /* The name under which a module offers its struct device_ops. */

@@ -313,9 +313,9 @@ int session_plan_release(struct session *session, uint64_t id, struct fmha_error
 
 /* ---- plans.c: what a session asks for, and plans that wait for their kernels ---- */
 
-/* A device_builder: asks the front. @worker_pointer: struct worker. */
+/* Of struct device_calls: asks the front. @worker_pointer: struct worker. */
 int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
-/* A device_unbuilder: tells the front. */
+/* The same: tells the front. */
 void prepare_cancel_build(void *worker_pointer, struct device_build *build);
 /* The client is gone. */
 void prepare_forget(struct session *session);

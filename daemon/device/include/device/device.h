@@ -4,8 +4,7 @@
  *
  * Backends implement struct device_ops. Calls are made from the worker's loop
  * thread, except where a line says "any thread": those may keep a driver busy for long. A launch
- * ends on a thread of the device's own, which queues it and calls the wake function given to
- * device_open(); device_collect(), on the loop thread, then hands it back. So nothing here knows
+ * ends on a thread of the device's own, which queues it and wakes the owner; device_collect(), on the loop thread, then hands it back. So nothing here knows
  * about the event loop.
  *
  * Launches of one stream run in order. Streams belong to users: a device that is shared by launches
@@ -111,11 +110,20 @@ struct device_build {
 		     const struct fmha_error *error);
 };
 
-/* Who gets code for kernels: the worker, from its front. done() is called later, never from inside.
- * Return: 0, or a negative FMHA_E* and no call. */
-typedef int (*device_builder)(void *worker, struct device_build *build, struct fmha_error *err);
-/* Nobody waits for it any more: its call does not come. */
-typedef void (*device_unbuilder)(void *worker, struct device_build *build);
+/* What the owner of a device is called for; NULL: it does not want to be. */
+struct device_calls {
+	/* Any thread: device_collect() has something to do. Never NULL. */
+	void (*wake)(void *owner);
+	/* Any thread: between which times the next launch will end; to look for it then is faster than to be woken. */
+	void (*soon)(void *owner, uint64_t from_ns, uint64_t until_ns);
+	/* Gets code for a kernel. done() is called later, never from inside. Return: 0, or a negative FMHA_E* and no
+	 * call. */
+	int (*build)(void *owner, struct device_build *build, struct fmha_error *err);
+	/* Nobody waits for it any more: its call does not come. */
+	void (*cancel_build)(void *owner, struct device_build *build);
+	/* Whether the code is in quarantine: before a kernel is offered to a plan. */
+	bool (*is_quarantined)(void *owner, const char *kernel, uint64_t code);
+};
 
 /* Somebody who asked for a kernel, which stays until device_forget(). The memory is the asker's, 0 at first. */
 struct device_waiter {
@@ -194,9 +202,6 @@ struct device_launch {
 	uint64_t bus_address; /* not 0: memory that vanished under the kernel, replaced by zeros */
 	struct device_launch *next_done; /* the device's */
 };
-
-/* Asked before a kernel is offered to a plan: whether its code is in quarantine. */
-typedef bool (*device_quarantine)(void *worker, const char *kernel, uint64_t code);
 
 /* ---- what a backend implements ---- */
 
@@ -296,19 +301,12 @@ struct device_ops {
 struct device {
 	const struct device_ops *ops;
 	struct device_info info;
-	void (*wake)(void *owner);
-	void (*soon)(void *owner, uint64_t from_ns,
-		     uint64_t until_ns); /* NULL: nobody wants to know */
+	const struct device_calls *calls;
 	void *owner;
-	device_builder builder;
-	device_unbuilder unbuilder;
-	void *builder_worker;
 	pthread_mutex_t mutex; /* done, error */
 	struct device_launch *done, **done_tail;
 	struct fmha_error error;
 	atomic_bool failed;
-	device_quarantine is_quarantined; /* NULL: nothing is */
-	void *quarantine_worker;
 };
 
 /* ---- what its worker calls ---- */
@@ -318,10 +316,10 @@ struct device {
 int device_check(const struct config_device *config, struct fmha_error *err);
 
 /*
- * Opens the device that @config describes. @wake is called from any thread when device_collect()
- * has something to do.
+ * Opens the device that @config describes.
+ * @calls: kept; each gets @owner
  */
-int device_open(const struct config_device *config, void (*wake)(void *owner), void *owner,
+int device_open(const struct config_device *config, const struct device_calls *calls, void *owner,
 		struct device **ret_device, struct fmha_error *err);
 /* Runs the process that a backend has started as "fmhad --trial BACKEND DEVICE ROLE", to try what may end a process.
  * Return: its exit status. */
@@ -339,16 +337,7 @@ static inline const struct device_info *device_get_info(const struct device *dev
 	return &device->info;
 }
 
-/* Before the first plan, on devices whose kernels are compiled. */
-static inline void device_set_builder(struct device *device, device_builder builder,
-				      device_unbuilder unbuilder, void *worker)
-{
-	device->builder = builder;
-	device->unbuilder = unbuilder;
-	device->builder_worker = worker;
-}
-
-/* Whether there are such kernels. */
+/* Whether its kernels are compiled. */
 static inline bool device_loads_code(const struct device *device)
 {
 	return device->ops->code;
@@ -483,14 +472,6 @@ static inline bool device_shares_memory(const struct device *device)
 void device_collect(struct device *device);
 /* Whether there is any. */
 bool device_has_ended(struct device *device);
-/* @soon is called from any thread when it is known between which times the next launch will end: to look
- * for it then is faster than to be woken. Before the first launch. */
-static inline void device_set_soon(struct device *device,
-				   void (*soon)(void *owner, uint64_t from_ns, uint64_t until_ns))
-{
-	device->soon = soon;
-}
-
 /* Once on each thread but the loop's, before any other call: binds it to the device. */
 static inline void device_enter_thread(struct device *device)
 {
@@ -591,13 +572,6 @@ static inline int device_find_kernel(void *owner, enum abi_family family, uint32
 	struct device *device = owner;
 
 	return device->ops->find_kernel(device, family, dtype, args, stage, ret_why);
-}
-
-static inline void device_set_quarantine(struct device *device, device_quarantine is_quarantined,
-					 void *worker)
-{
-	device->is_quarantined = is_quarantined;
-	device->quarantine_worker = worker;
 }
 
 /* @weight: the share of user @uid among users, at least 1. */
