@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * encode.c: structs to bytes. A frame's header depends on its payload's length, so the payload is
- * written behind room for a small header and moved up when it turns out to need a larger one.
+ * encode.c: structs to bytes, and the header of a frame, both ways. It depends on its payload's length, so the
+ * payload is written behind room for a small one and moved up when it turns out to need a larger one.
  */
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,84 @@
 
 #include "field.h"
 #include "encode.h"
+
+/* ---- field ---- */
+
+/* The decoder's, too. */
+
+/* "tensor.k.stride[2]", cut off when longer than @size. */
+static void field_path_print(const struct field_path *path, char *out, size_t size)
+{
+	size_t used;
+
+	out[0] = '\0';
+	if (!path)
+		return;
+	field_path_print(path->parent, out, size);
+	used = strlen(out);
+	if (path->name)
+		(void)snprintf(out + used, size - used, "%s%s", used ? "." : "", path->name);
+	else
+		(void)snprintf(out + used, size - used, "[%u]", path->index);
+}
+
+int field_error(struct fmha_error *err, int code, const struct field_path *path, const char *fmt,
+		...)
+{
+	char sentence[sizeof(err->msg)], field[sizeof(err->field)];
+	va_list args;
+
+	if (!err)
+		return code;
+	va_start(args, fmt);
+	(void)vsnprintf(sentence, sizeof(sentence), fmt, args);
+	va_end(args);
+	field_path_print(path, field, sizeof(field));
+	return fmha_error_set_field(err, code, field, "%s: %s", field[0] ? field : "message",
+				    sentence);
+}
+
+/* Bytes of the UTF-8 sequence at @text, 0 when it is none: no overlong forms, no surrogates. */
+static size_t utf8_sequence(const uint8_t *text, size_t n)
+{
+	uint32_t code;
+	size_t length;
+
+	if (text[0] < 0x80)
+		return 1;
+	if (text[0] < 0xc2 || text[0] > 0xf4)
+		return 0;
+	length = text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+	if (length > n)
+		return 0;
+	code = text[0] & (0x7f >> length);
+	for (size_t i = 1; i < length; i++) {
+		if ((text[i] & 0xc0) != 0x80)
+			return 0;
+		code = code << 6 | (text[i] & 0x3f);
+	}
+	if (length == 3 && (code < 0x800 || (code >= 0xd800 && code < 0xe000)))
+		return 0;
+	if (length == 4 && (code < 0x10000 || code > 0x10ffff))
+		return 0;
+	if (code < 0xa0) /* C1 controls */
+		return 0;
+	return length;
+}
+
+bool field_string_valid(const char *text, size_t n)
+{
+	const uint8_t *bytes = (const uint8_t *)text;
+
+	for (size_t i = 0, step; i < n; i += step) {
+		if (bytes[i] < 0x20 || bytes[i] == 0x7f)
+			return false;
+		step = utf8_sequence(bytes + i, n - i);
+		if (step == 0)
+			return false;
+	}
+	return true;
+}
 
 /* ---- buffer ---- */
 
@@ -374,6 +453,61 @@ int field_encode(struct writer *writer, const struct field_table *table, const v
 }
 
 /* ---- frames ---- */
+
+enum { BIN8 = 0xc4, BIN16 = 0xc5, BIN32 = 0xc6 };
+
+int proto_frame_parse(const uint8_t *data, size_t n, size_t limit, struct proto_frame *ret_frame,
+		      struct fmha_error *err)
+{
+	size_t header, shortest, payload = 0;
+
+	if (n == 0)
+		return PROTO_FRAME_MORE;
+	switch (data[0]) {
+	case BIN8:
+		header = 2;
+		shortest = 0;
+		break;
+	case BIN16:
+		header = 3;
+		shortest = 0x100;
+		break;
+	case BIN32:
+		header = 5;
+		shortest = 0x10000;
+		break;
+	default:
+		return fmha_error_set(err, FMHA_EPROTO, "frame: byte 0x%02x does not start one",
+				      data[0]);
+	}
+	if (n < header)
+		return PROTO_FRAME_MORE;
+	for (size_t i = 1; i < header; i++)
+		payload = payload << 8 | data[i];
+	if (payload == 0)
+		return fmha_error_set(err, FMHA_EPROTO, "frame: empty");
+	if (header > limit || payload > limit - header)
+		return fmha_error_set(err, FMHA_EPROTO, "frame of %zu bytes: more than %zu",
+				      payload + header, limit);
+	if (payload < shortest)
+		return fmha_error_set(err, FMHA_EPROTO,
+				      "frame: length is not in its shortest form");
+	ret_frame->header_bytes = header;
+	ret_frame->payload_bytes = payload;
+	return 0;
+}
+
+size_t proto_frame_header(size_t payload_bytes, uint8_t ret_header[PROTO_FRAME_HEADER_MAX])
+{
+	size_t header = payload_bytes < 0x100 ? 2 : payload_bytes < 0x10000 ? 3 : 5;
+
+	ret_header[0] = header == 2 ? BIN8 : header == 3 ? BIN16 : BIN32;
+	for (size_t i = header - 1; i > 0; i--) {
+		ret_header[i] = (uint8_t)payload_bytes;
+		payload_bytes >>= 8;
+	}
+	return header;
+}
 
 struct frame {
 	struct writer writer;

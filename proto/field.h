@@ -63,7 +63,8 @@ struct field_table {
 	size_t size;
 	const struct field *fields;
 	uint32_t n_fields;
-	void (*init)(void *object); /* what fields that are not on the wire hold; may be NULL */
+	void (*init)(struct fmha_problem
+			     *object); /* what fields that are not on the wire hold; may be NULL */
 };
 
 extern const struct field_table *const proto_params_tables[PROTO_N_METHODS];

@@ -12,17 +12,13 @@
 static int archs_load(const struct ctl_command *command, int argc, char **argv,
 		      struct spec_catalog **ret_catalog, bool *ret_json)
 {
+	struct ctl_target unused = CTL_TARGET_INIT;
 	struct fmha_error err = {0};
-	int option;
+	int r = ctl_options(command, argc, argv, &unused, NULL, NULL);
 
-	*ret_json = false;
-	while ((option = cli_next(&command->usage, argc, argv)) != -1) {
-		if (option != CTL_OPT_JSON)
-			return CTL_USAGE;
-		*ret_json = true;
-	}
-	if (optind < argc)
-		return ctl_usage_error("what is '%s'?", argv[optind]);
+	*ret_json = unused.json;
+	if (r != 0)
+		return r;
 	return spec_catalog_load(NULL, fmha_backends, ret_catalog, &err) < 0 ? ctl_error(&err)
 									     : CTL_OK;
 }

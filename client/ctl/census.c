@@ -59,23 +59,13 @@ static int census(int argc, char **argv)
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_client *client;
 	struct fmha_device *device;
-	bool as_json = false;
-	int option, r;
+	int r = ctl_options(&ctl_census, argc, argv, &target, NULL, NULL);
 
-	while ((option = cli_next(&ctl_census.usage, argc, argv)) != -1) {
-		if (option == CTL_OPT_JSON)
-			r = !(as_json = true);
-		else
-			r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("census: what is '%s'?", argv[optind]);
-	r = ctl_open(&target, &client, &device);
+	if (r == 0)
+		r = ctl_open(&target, &client, &device);
 	if (r != 0)
 		return r;
-	r = print_census(device, as_json);
+	r = print_census(device, target.json);
 	device = fmha_device_free(device);
 	client = fmha_client_free(client);
 	return r;

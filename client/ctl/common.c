@@ -139,9 +139,37 @@ int ctl_target_option(struct ctl_target *target, int option, const char *value)
 		if (r == 0)
 			target->device = (uint32_t)number;
 		return r;
+	case CTL_OPT_JSON:
+		target->json = true;
+		return 0;
 	default: /* cli_next() has said what is wrong */
 		return CTL_USAGE;
 	}
+}
+
+int ctl_options_before(const struct ctl_command *command, int argc, char **argv,
+		       struct ctl_target *target, ctl_take take, void *owner)
+{
+	int option, r = 0;
+
+	while (r == 0 && (option = cli_next(&command->usage, argc, argv)) != -1) {
+		bool common = option == '?' || (option >= CTL_OPT_SOCKET && option <= CTL_OPT_JSON);
+
+		r = common || !take ? ctl_target_option(target, option, optarg)
+				    : take(owner, option, optarg);
+	}
+	return r;
+}
+
+int ctl_options(const struct ctl_command *command, int argc, char **argv, struct ctl_target *target,
+		ctl_take take, void *owner)
+{
+	int r = ctl_options_before(command, argc, argv, target, take, owner);
+
+	if (r == 0 && optind < argc)
+		return ctl_usage_error("%s: what is '%s'?", strchr(command->usage.name, ' ') + 1,
+				       argv[optind]);
+	return r;
 }
 
 int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client)

@@ -86,6 +86,7 @@ struct ctl_target {
 	const char *socket;
 	uint32_t timeout_ms;
 	uint32_t device;
+	bool json; /* of those that have ctl_json_option */
 };
 
 /* The options of every command that talks to a daemon, and what cli_next() returns for them. */
@@ -101,6 +102,18 @@ extern const struct cli_option ctl_json_option[];
 
 /* @option: what cli_next() returned. Return: 0, or CTL_USAGE (a line is printed). */
 int ctl_target_option(struct ctl_target *target, int option, const char *value);
+
+/*
+ * Reads all options, after which no operand may be left.
+ * @take: of options that are not the target's, which gets @owner; NULL: there are none
+ * Return: 0 or an exit code.
+ */
+typedef int (*ctl_take)(void *owner, int option, const char *value);
+int ctl_options(const struct ctl_command *command, int argc, char **argv, struct ctl_target *target,
+		ctl_take take, void *owner);
+/* The same; operands may be left, from argv[optind] on. */
+int ctl_options_before(const struct ctl_command *command, int argc, char **argv,
+		       struct ctl_target *target, ctl_take take, void *owner);
 
 /* "fmhactl: PATH: why", of errno. Return: CTL_IO. */
 int ctl_file_error(const char *path);

@@ -460,35 +460,25 @@ static const struct cli_option own_options[] = {
 	{"seconds", OPTION_SECONDS, "S", "with --device: how long runs race (default 60)"},
 	CLI_END};
 
-static int parse_seconds(struct doctor *doctor)
+static int take_seconds(void *owner, int option, const char *value)
 {
-	int r = ctl_parse_double("--seconds", optarg, &doctor->seconds);
+	struct doctor *doctor = owner;
+	int r = ctl_parse_double("--seconds", value, &doctor->seconds);
 
+	(void)option;
 	if (r == 0 && !(doctor->seconds >= 0 && doctor->seconds <= 86400))
-		return ctl_usage_error("--seconds %s: 0 to 86400", optarg);
+		return ctl_usage_error("--seconds %s: 0 to 86400", value);
 	return r;
 }
 
 static int run_doctor(int argc, char **argv)
 {
 	struct doctor doctor = {.target = CTL_TARGET_INIT, .seconds = DEFAULT_SECONDS};
-	bool as_json = false;
-	int option, r;
+	int r = ctl_options(&ctl_doctor, argc, argv, &doctor.target, take_seconds, &doctor);
 
-	while ((option = cli_next(&ctl_doctor.usage, argc, argv)) != -1) {
-		r = 0;
-		if (option == CTL_OPT_JSON)
-			as_json = true;
-		else if (option == OPTION_SECONDS)
-			r = parse_seconds(&doctor);
-		else
-			r = ctl_target_option(&doctor.target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("doctor: what is '%s'?", argv[optind]);
-	if (as_json)
+	if (r != 0)
+		return r;
+	if (doctor.target.json)
 		doctor.findings = cJSON_CreateArray();
 	check_files(&doctor);
 	check_configuration(&doctor);
@@ -498,7 +488,7 @@ static int run_doctor(int argc, char **argv)
 	check_daemon(&doctor);
 	if (doctor.target.device != FMHA_ANY_DEVICE)
 		doctor_try_device(&doctor);
-	if (as_json && (r = ctl_print_json(doctor.findings)) != CTL_OK)
+	if (doctor.target.json && (r = ctl_print_json(doctor.findings)) != CTL_OK)
 		return r;
 	return doctor.n_wrong > 0 ? CTL_FAILED : CTL_OK;
 }

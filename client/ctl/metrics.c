@@ -98,31 +98,25 @@ static int print_metrics(const char *json, const char *out, bool is_json)
 	return r;
 }
 
+static int take_out(void *out, int option, const char *value)
+{
+	(void)option;
+	*(const char **)out = value;
+	return 0;
+}
+
 static int metrics(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
 	const char *out = NULL;
-	bool is_json = false;
 	char *json;
-	int option, r;
+	int r = ctl_options(&ctl_metrics, argc, argv, &target, take_out, &out);
 
-	while ((option = cli_next(&ctl_metrics.usage, argc, argv)) != -1) {
-		r = 0;
-		if (option == 'o')
-			out = optarg;
-		else if (option == CTL_OPT_JSON)
-			is_json = true;
-		else
-			r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("metrics: what is '%s'?", argv[optind]);
-	r = ctl_ask_status(&target, &json);
+	if (r == 0)
+		r = ctl_ask_status(&target, &json);
 	if (r != 0)
 		return r;
-	r = print_metrics(json, out, is_json);
+	r = print_metrics(json, out, target.json);
 	free(json);
 	return r;
 }

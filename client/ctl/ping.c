@@ -101,31 +101,25 @@ static int ping_all(struct fmha_client *client, const struct ctl_target *target,
 	return worst;
 }
 
+static int take_count(void *count, int option, const char *value)
+{
+	(void)option;
+	return ctl_parse_int("--count", value, 1, 1000000, count);
+}
+
 static int ping(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_client *client;
 	cJSON *list = NULL;
 	int64_t count = 10;
-	bool as_json = false;
-	int option, r;
+	int r = ctl_options(&ctl_ping, argc, argv, &target, take_count, &count);
 
-	while ((option = cli_next(&ctl_ping.usage, argc, argv)) != -1) {
-		if (option == 'n')
-			r = ctl_parse_int("--count", optarg, 1, 1000000, &count);
-		else if (option == CTL_OPT_JSON)
-			r = !(as_json = true);
-		else
-			r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("ping: what is '%s'?", argv[optind]);
-	r = ctl_connect(&target, &client);
+	if (r == 0)
+		r = ctl_connect(&target, &client);
 	if (r != 0)
 		return r;
-	if (as_json)
+	if (target.json)
 		list = cJSON_CreateArray();
 	r = ping_all(client, &target, count, list);
 	if (r == CTL_OK && list)

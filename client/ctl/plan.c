@@ -46,11 +46,12 @@ struct request {
 	const char *arch, *rules;
 	uint32_t units;
 	int64_t n_candidates;
-	bool json, features;
+	bool features;
 };
 
-static int plan_parse_option(struct request *request, int option, const char *value)
+static int plan_take_option(void *owner, int option, const char *value)
 {
+	struct request *request = owner;
 	int64_t number = 0;
 	int r;
 
@@ -76,11 +77,8 @@ static int plan_parse_option(struct request *request, int option, const char *va
 		return 0;
 	case OPTION_KERNEL:
 		return problem_add_kernel(&request->kernels, value);
-	case CTL_OPT_JSON:
-		request->json = true;
-		return 0;
 	default:
-		return ctl_target_option(&request->target, option, value);
+		return CTL_USAGE;
 	}
 }
 
@@ -255,18 +253,11 @@ static int explain(const struct request *request, char **ret_json)
 
 static int plan_parse(struct request *request, int argc, char **argv)
 {
-	int option, r;
+	int r = ctl_options(&ctl_plan, argc, argv, &request->target, plan_take_option, request);
 
-	while ((option = cli_next(&ctl_plan.usage, argc, argv)) != -1) {
-		r = plan_parse_option(request, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("plan: what is '%s'?", argv[optind]);
-	if (!request->arch && (request->rules || request->units))
+	if (r == 0 && !request->arch && (request->rules || request->units))
 		return ctl_usage_error("--rules and --units need --arch");
-	return 0;
+	return r;
 }
 
 static int plan_answer(struct request *request)
@@ -278,7 +269,7 @@ static int plan_answer(struct request *request)
 		r = explain(request, &json);
 	if (r != 0)
 		return r;
-	if (request->json)
+	if (request->target.json)
 		r = puts(json) < 0 ? CTL_IO : CTL_OK;
 	else
 		r = print_plan(request, json);

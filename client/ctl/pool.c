@@ -40,7 +40,7 @@ static void print_pools(const cJSON *pools)
 	}
 }
 
-static int list(const struct ctl_target *target, bool as_json)
+static int list(const struct ctl_target *target)
 {
 	const cJSON *pools;
 	cJSON *root;
@@ -53,7 +53,7 @@ static int list(const struct ctl_target *target, bool as_json)
 	free(json);
 	pools = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "front"),
 						 "pools");
-	if (as_json) {
+	if (target->json) {
 		cJSON *copy = cJSON_Duplicate(pools, true);
 
 		cJSON_Delete(root);
@@ -109,19 +109,12 @@ static int share(const struct ctl_target *target, char **words)
 static int pool(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	bool as_json = false;
-	int option, r;
+	int r = ctl_options_before(&ctl_pool, argc, argv, &target, NULL, NULL);
 
-	while ((option = cli_next(&ctl_pool.usage, argc, argv)) != -1) {
-		if (option == CTL_OPT_JSON)
-			r = !(as_json = true);
-		else
-			r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
+	if (r != 0)
+		return r;
 	if (optind == argc)
-		return list(&target, as_json);
+		return list(&target);
 	if (strcmp(argv[optind], "share") == 0 && optind + 4 == argc)
 		return share(&target, argv + optind + 1);
 	if (strcmp(argv[optind], "drop") != 0 || optind + 2 != argc)

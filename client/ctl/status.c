@@ -151,36 +151,36 @@ static int print_status(const char *json, bool everything, bool all_limits)
 	return CTL_OK;
 }
 
+/* What --all and --limits ask for. */
+struct view {
+	bool everything, all_limits;
+};
+
+static int take_view(void *owner, int option, const char *value)
+{
+	struct view *view = owner;
+
+	(void)value;
+	view->all_limits |= option == 'l';
+	view->everything |= option == 'a';
+	return 0;
+}
+
 static int status(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	bool as_json = false, everything = false, all_limits = false;
+	struct view view = {0};
 	char *json;
-	int option, r;
+	int r = ctl_options(&ctl_status, argc, argv, &target, take_view, &view);
 
-	while ((option = cli_next(&ctl_status.usage, argc, argv)) != -1) {
-		if (option == CTL_OPT_JSON) {
-			as_json = true;
-			continue;
-		}
-		if (option == 'l' || option == 'a') {
-			all_limits |= option == 'l';
-			everything |= option == 'a';
-			continue;
-		}
-		r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("status: what is '%s'?", argv[optind]);
-	r = ctl_ask_status(&target, &json);
+	if (r == 0)
+		r = ctl_ask_status(&target, &json);
 	if (r != 0)
 		return r;
-	if (as_json)
+	if (target.json)
 		r = puts(json) < 0 ? CTL_IO : CTL_OK;
 	else
-		r = print_status(json, everything, all_limits);
+		r = print_status(json, view.everything, view.all_limits);
 	free(json);
 	return r;
 }
@@ -233,24 +233,13 @@ static int devices(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct fmha_client *client;
-	bool as_json = false;
-	int option, r;
+	int r = ctl_options(&ctl_devices, argc, argv, &target, NULL, NULL);
 
-	while ((option = cli_next(&ctl_devices.usage, argc, argv)) != -1) {
-		if (option == CTL_OPT_JSON) {
-			as_json = true;
-			continue;
-		}
-		r = ctl_target_option(&target, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("devices: what is '%s'?", argv[optind]);
-	r = ctl_connect(&target, &client);
+	if (r == 0)
+		r = ctl_connect(&target, &client);
 	if (r != 0)
 		return r;
-	r = list_devices(client, as_json);
+	r = list_devices(client, target.json);
 	client = fmha_client_free(client);
 	return r;
 }

@@ -20,7 +20,6 @@ struct top {
 	struct ctl_target target;
 	double interval_s;
 	int64_t count; /* 0: endless */
-	bool as_json;
 };
 
 /* The status at one moment. */
@@ -250,7 +249,7 @@ static int show(const struct top *top, const struct sample *now, const struct sa
 {
 	cJSON *screen = difference(now, before);
 
-	if (top->as_json)
+	if (top->target.json)
 		return ctl_print_json(screen);
 	print_screen(screen, isatty(STDOUT_FILENO));
 	cJSON_Delete(screen);
@@ -277,42 +276,28 @@ static int watch(const struct top *top, struct fmha_client *client)
 	return r;
 }
 
-static int top_parse(struct top *top, int argc, char **argv)
+static int take_pace(void *owner, int option, const char *value)
 {
-	int option, r = 0;
+	struct top *top = owner;
 
-	while (r == 0 && (option = cli_next(&ctl_top.usage, argc, argv)) != -1) {
-		switch (option) {
-		case 'i':
-			r = ctl_parse_double("--interval", optarg, &top->interval_s);
-			if (r == 0 && (top->interval_s < 0.05 || top->interval_s > 3600))
-				return ctl_usage_error("--interval %s: 0.05 to 3600 seconds",
-						       optarg);
-			break;
-		case 'n':
-			r = ctl_parse_int("--count", optarg, 1, 1000000000, &top->count);
-			break;
-		case CTL_OPT_JSON:
-			top->as_json = true;
-			break;
-		default:
-			r = ctl_target_option(&top->target, option, optarg);
-		}
-	}
-	if (r == 0 && optind < argc)
-		return ctl_usage_error("top: what is '%s'?", argv[optind]);
-	return r;
+	if (option == 'n')
+		return ctl_parse_int("--count", value, 1, 1000000000, &top->count);
+	if (ctl_parse_double("--interval", value, &top->interval_s) != 0)
+		return CTL_USAGE;
+	if (top->interval_s < 0.05 || top->interval_s > 3600)
+		return ctl_usage_error("--interval %s: 0.05 to 3600 seconds", value);
+	return 0;
 }
 
 static int run_top(int argc, char **argv)
 {
 	struct top top = {.target = CTL_TARGET_INIT, .interval_s = 1};
 	struct fmha_client *client;
-	int r = top_parse(&top, argc, argv);
+	int r = ctl_options(&ctl_top, argc, argv, &top.target, take_pace, &top);
 
 	if (r != 0)
 		return r;
-	if (top.count == 0 && (top.as_json || !isatty(STDOUT_FILENO)))
+	if (top.count == 0 && (top.target.json || !isatty(STDOUT_FILENO)))
 		top.count = 1;
 	r = ctl_connect(&top.target, &client);
 	if (r != 0)

@@ -144,31 +144,24 @@ static int watch(struct tracer *tracer)
 	return r;
 }
 
-static int trace_parse(struct tracer *tracer, int argc, char **argv)
+static int take_own(void *owner, int option, const char *value)
 {
-	int option, r = 0;
+	struct tracer *tracer = owner;
 
-	while (r == 0 && (option = cli_next(&ctl_trace.usage, argc, argv)) != -1) {
-		if (option == 's') {
-			r = ctl_parse_double("--seconds", optarg, &tracer->seconds);
-			if (r == 0 && (tracer->seconds < 0.1 || tracer->seconds > 3600))
-				return ctl_usage_error("--seconds %s: 0.1 to 3600", optarg);
-		} else if (option == 'o') {
-			tracer->path = optarg;
-		} else {
-			r = ctl_target_option(&tracer->target, option, optarg);
-		}
-	}
-	if (r == 0 && optind < argc)
-		return ctl_usage_error("trace: what is '%s'?", argv[optind]);
-	return r;
+	if (option == 'o')
+		return !(tracer->path = value);
+	if (ctl_parse_double("--seconds", value, &tracer->seconds) != 0)
+		return CTL_USAGE;
+	if (tracer->seconds < 0.1 || tracer->seconds > 3600)
+		return ctl_usage_error("--seconds %s: 0.1 to 3600", value);
+	return 0;
 }
 
 static int run_trace(int argc, char **argv)
 {
 	struct tracer tracer = {.target = CTL_TARGET_INIT, .seconds = 5, .path = "trace.json"};
 	struct fmha_client *client;
-	int r = trace_parse(&tracer, argc, argv);
+	int r = ctl_options(&ctl_trace, argc, argv, &tracer.target, take_own, &tracer);
 
 	if (r == 0)
 		r = ctl_connect(&tracer.target, &client);

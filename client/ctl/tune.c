@@ -28,7 +28,7 @@ struct request {
 	struct ctl_target target;
 	struct recipe recipe;
 	bool shaped; /* options of the recipe were given */
-	bool census, json;
+	bool census;
 	const char *tier;
 	double budget_s;
 	struct fmha_tune_options options;
@@ -196,8 +196,10 @@ static int tune_tier(struct tuning *tuning)
 
 /* ---- the command ---- */
 
-static int tune_parse_option(struct request *request, int option, const char *value)
+static int tune_take_option(void *owner, int option, const char *value)
 {
+	struct request *request = owner;
+
 	if (problem_is_option(option) || recipe_is_option(option))
 		request->shaped = true;
 	if (problem_is_option(option))
@@ -223,28 +225,18 @@ static int tune_parse_option(struct request *request, int option, const char *va
 	case OPTION_THOROUGH:
 		request->options.thorough = 1;
 		return 0;
-	case CTL_OPT_JSON:
-		request->json = true;
-		return 0;
 	default:
-		return ctl_target_option(&request->target, option, value);
+		return CTL_USAGE;
 	}
 }
 
 static int tune_parse(struct request *request, int argc, char **argv)
 {
-	int option, r;
+	int r = ctl_options(&ctl_tune, argc, argv, &request->target, tune_take_option, request);
 
-	while ((option = cli_next(&ctl_tune.usage, argc, argv)) != -1) {
-		r = tune_parse_option(request, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("tune: what is '%s'?", argv[optind]);
-	if (request->census + (request->tier != NULL) + request->shaped != 1)
+	if (r == 0 && request->census + (request->tier != NULL) + request->shaped != 1)
 		return ctl_usage_error("tune: a shape, --tier or --census, and one of them");
-	return 0;
+	return r;
 }
 
 static void print_end(const struct tuning *tuning)
@@ -304,7 +296,7 @@ static int tune_all(struct request *request)
 
 	if (r != 0)
 		return r;
-	if (request->json)
+	if (request->target.json)
 		tuning.list = cJSON_CreateArray();
 	if (request->census) {
 		r = tune_census(&tuning);

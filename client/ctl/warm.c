@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cjson/cJSON.h>
 #include <dispatch/plan_offline.h>
@@ -79,7 +78,7 @@ struct request {
 	struct ctl_target target;
 	struct warm_list list;
 	const char *arch, *pack; /* NULL: the daemon's; only warm */
-	bool print, json;
+	bool print;
 };
 
 /* ---- through the daemon ---- */
@@ -197,7 +196,7 @@ static int by_daemon(const struct request *request, struct fmha_problem *problem
 	struct fmha_error err = {0};
 	struct work work = {.list = list,
 			    .problems = problems,
-			    .json = request->json,
+			    .json = request->target.json,
 			    .progress = {.title = "warm"}};
 	struct fmha_client *client;
 	int r = ctl_open(target, &client, &work.device);
@@ -273,43 +272,37 @@ static int by_arch(const struct request *request, struct fmha_problem *problems)
 		add_kernels(json, seen);
 		free(json);
 	}
-	print_kernels(seen, request->json);
+	print_kernels(seen, request->target.json);
 	cJSON_Delete(seen);
 	return r;
 }
 
 /* ---- the command ---- */
 
+static int take_own(void *owner, int option, const char *value)
+{
+	struct request *request = owner;
+
+	switch (option) {
+	case OPTION_LIST:
+		return add_file(&request->list, value);
+	case OPTION_MODEL:
+		return warm_add_model(&request->list, value);
+	case OPTION_PRINT:
+		return !(request->print = true);
+	case OPTION_PACK:
+		return !(request->pack = value);
+	case OPTION_ARCH:
+		return !(request->arch = value);
+	default:
+		return CTL_USAGE;
+	}
+}
+
 static int warm_parse(struct request *request, int argc, char **argv)
 {
-	int option, r = 0;
+	int r = ctl_options(&ctl_warm, argc, argv, &request->target, take_own, request);
 
-	while (r == 0 && (option = cli_next(&ctl_warm.usage, argc, argv)) != -1) {
-		switch (option) {
-		case OPTION_LIST:
-			r = add_file(&request->list, optarg);
-			break;
-		case OPTION_MODEL:
-			r = warm_add_model(&request->list, optarg);
-			break;
-		case OPTION_PRINT:
-			request->print = true;
-			break;
-		case OPTION_PACK:
-			request->pack = optarg;
-			break;
-		case OPTION_ARCH:
-			request->arch = optarg;
-			break;
-		case CTL_OPT_JSON:
-			request->json = true;
-			break;
-		default:
-			r = ctl_target_option(&request->target, option, optarg);
-		}
-	}
-	if (r == 0 && optind < argc)
-		return ctl_usage_error("warm: what is '%s'?", argv[optind]);
 	if (r == 0 && request->pack && (request->arch || request->print))
 		return ctl_usage_error("warm: --pack is the daemon's, without --arch and --print");
 	if (r == 0 && request->list.n == 0)

@@ -11,8 +11,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "process.h"
-
 #define SYSTEM_SOCKET "/run/fmhad/fmhad.sock"
 
 static const char front_name[] = "the daemon";
@@ -20,29 +18,6 @@ static const char front_name[] = "the daemon";
 const char *fmha_version(void)
 {
 	return FMHA_VERSION;
-}
-
-int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err)
-{
-	if (size == known)
-		return 0;
-	return fmha_error_set_field(err, FMHA_EINVAL, "struct_size",
-				    "%s.struct_size is %u, this library knows %zu", name, size,
-				    known);
-}
-
-bool client_in_child(const struct fmha_client *client)
-{
-	return client->process != process_token();
-}
-
-int client_check_process(const struct fmha_client *client, struct fmha_error *err)
-{
-	if (!client_in_child(client))
-		return 0;
-	return fmha_error_set(err, FMHA_ECONN,
-			      "the connection belongs to process %d: a forked child opens its own",
-			      (int)client->pid);
 }
 
 int client_copy_name(char *to, size_t capacity, const char *from, const char *field,
@@ -53,11 +28,6 @@ int client_copy_name(char *to, size_t capacity, const char *from, const char *fi
 					    capacity - 1);
 	memcpy(to, from, strlen(from) + 1);
 	return 0;
-}
-
-int64_t client_deadline(const struct fmha_client *client)
-{
-	return deadline_after_ms(client->timeout_ms);
 }
 
 /* ---- connecting ---- */

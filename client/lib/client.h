@@ -8,8 +8,21 @@
 struct fmha_client *client_ref(struct fmha_client *client);
 struct fmha_client *client_unref(struct fmha_client *client);
 
+static inline bool client_in_child(const struct fmha_client *client)
+{
+	return client->process != process_token();
+}
+
 /* Return: 0, or FMHA_ECONN in a process that the client does not belong to. */
-int client_check_process(const struct fmha_client *client, struct fmha_error *err);
+static inline int client_check_process(const struct fmha_client *client, struct fmha_error *err)
+{
+	if (!client_in_child(client))
+		return 0;
+	return fmha_error_set(err, FMHA_ECONN,
+			      "the connection belongs to process %d: a forked child opens its own",
+			      (int)client->pid);
+}
+
 /* The same of a public function; @client: NULL: one of its arguments is. */
 static inline int client_check(const struct fmha_client *client, const char *function,
 			       struct fmha_error *err)
@@ -19,20 +32,19 @@ static inline int client_check(const struct fmha_client *client, const char *fun
 	(void)fmha_error_set(err, FMHA_EINVAL, "%s: an argument is NULL", function);
 	return FMHA_EINVAL; /* here, where analyzers see that it is negative */
 }
-bool client_in_child(const struct fmha_client *client);
 /* A caller's word as a message has it. Return: 0, or FMHA_EINVAL: longer than @capacity holds. */
 int client_copy_name(char *to, size_t capacity, const char *from, const char *field,
 		     struct fmha_error *err);
 
-int64_t client_deadline(const struct fmha_client *client);
+static inline int64_t client_deadline(const struct fmha_client *client)
+{
+	return deadline_after_ms(client->timeout_ms);
+}
 
 #define JSON_MAX_BYTES (UINT64_C(256) << 20)
 
 /* The whole of a JSON memfd of the daemon's; @fd is taken. @ret_json: given. */
 int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err);
-
-/* Refuses a struct of a newer header. */
-int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
 
 void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info);
 

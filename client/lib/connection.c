@@ -10,12 +10,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <fmha/fmha.h>
 #include <proto/cleanup.h>
 #include <proto/frame.h>
 #include <proto/limits.h>
 
 #include "deadline.h"
-#include "process.h"
 
 /* How long a wait must have been to conclude anything from a frame that made no progress in it. */
 #define STALLED_FRAME_NS 50000000
@@ -499,6 +499,40 @@ static void check_progress(struct connection *c, int64_t wait_began)
 		return;
 	(void)fmha_error_set(&error, FMHA_EPROTO, "%s left a frame unfinished", c->peer);
 	fail_locked(c, &error);
+}
+
+/* ---- interrupt ---- */
+
+/* A thread's own reason to stop waiting. */
+
+#define ASKED_EVERY_NS INT64_C(50000000)
+
+static _Thread_local struct {
+	int (*asked)(void *userdata);
+	void *userdata;
+} interrupt;
+
+void fmha_set_interrupt(int (*asked)(void *userdata), void *userdata)
+{
+	interrupt.asked = asked;
+	interrupt.userdata = userdata;
+}
+
+/* Until when a wait may last before it asks: at most @deadline. */
+static int64_t interrupt_slice(int64_t deadline)
+{
+	int64_t slice;
+
+	if (!interrupt.asked)
+		return deadline;
+	slice = deadline_now() + ASKED_EVERY_NS;
+	return slice < deadline ? slice : deadline;
+}
+
+/* Whether the thread is to stop waiting. Runs the caller's code: with no lock held. */
+static bool interrupt_is_wanted(void)
+{
+	return interrupt.asked && interrupt.asked(interrupt.userdata) != 0;
 }
 
 int connection_wait(struct connection *c, struct pending *pending, int64_t deadline,

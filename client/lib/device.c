@@ -8,72 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- registration ---- */
-
-/*
- * Objects of ours that a worker knows by an id of its own, and those of the next
- * worker by another one (internal.h).
- */
-
-int registration_bind(struct registration *registration, registration_tell tell, void *object,
-		      struct connection *connection, uint64_t generation, int64_t deadline,
-		      uint64_t *ret_worker_id, struct fmha_error *err)
-{
-	int r = timed_lock_take(&registration->lock, deadline, err);
-
-	if (r < 0)
-		return r;
-	if (registration->generation != generation) {
-		uint64_t worker_id = 0;
-
-		timed_lock_begin_slow(&registration->lock);
-		r = tell(object, connection, generation, deadline, &worker_id, err);
-		timed_lock_end_slow(&registration->lock);
-		if (r == 0) {
-			registration->worker_id = worker_id;
-			registration->generation = generation;
-		}
-	}
-	if (r == 0)
-		*ret_worker_id = registration->worker_id;
-	timed_lock_give(&registration->lock);
-	return r;
-}
-
-int registration_begin(struct registration *registration, registration_tell tell, void *object,
-		       struct fmha_device *device, int64_t deadline, struct fmha_error *err)
-{
-	int r = FMHA_EDEVICE;
-
-	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
-		uint64_t generation, worker_id;
-		struct connection *c;
-
-		r = link_get(&device->worker, deadline, &c, &generation, err);
-		if (r < 0)
-			break;
-		r = registration_bind(registration, tell, object, c, generation, deadline,
-				      &worker_id, err);
-		c = connection_unref(c);
-	}
-	return r;
-}
-
-void registration_end(const struct registration *registration, struct fmha_device *device,
-		      enum proto_method method, const void *params)
-{
-	struct connection *c = NULL;
-
-	if (registration->generation != 0 && !client_in_child(device->client))
-		c = link_get_if(&device->worker, registration->generation);
-	if (!c)
-		return;
-	/* A failure is the end of the connection, which releases everything. */
-	(void)connection_call(c, method, params, -1, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL,
-			      NULL, NULL);
-	c = connection_unref(c);
-}
-
 static const char worker_name[] = "the device's worker";
 
 /* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
@@ -150,12 +84,6 @@ int device_open_worker(void *owner, int64_t deadline, struct connection **ret_co
 }
 
 /* ---- life ---- */
-
-struct fmha_device *device_ref(struct fmha_device *device)
-{
-	(void)__atomic_add_fetch(&device->refs, 1, __ATOMIC_RELAXED);
-	return device;
-}
 
 struct fmha_device *device_unref(struct fmha_device *device)
 {

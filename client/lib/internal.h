@@ -67,8 +67,6 @@ struct connection *link_get_open(struct link *link);
 int link_call(struct link *link, enum proto_method method, const void *params, int fd,
 	      int64_t deadline, void *ret_result, int *ret_fd, struct fmha_error *err);
 
-/* ---- device.c ---- */
-
 /* The name that a worker has for an object of ours. */
 struct registration {
 	/* Guards the rest; who is inside may write what the worker says of it. */
@@ -93,6 +91,15 @@ int registration_begin(struct registration *registration, registration_tell tell
 /* The end of the object: the worker forgets it, unless it has already. @params: of @method. */
 void registration_end(const struct registration *registration, struct fmha_device *device,
 		      enum proto_method method, const void *params);
+
+/* Refuses a struct of a newer header. */
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err);
+
+/*
+ * Differs between a process and its children, however they were made; never 0. Asked by every call, so it must cost no
+ * system call: a page that the kernel hands to children as zeros keeps a number.
+ */
+uint64_t process_token(void);
 
 struct fmha_client {
 	unsigned int refs; /* atomic: the handle, and each device */
@@ -180,7 +187,12 @@ struct fmha_request {
 
 /* ---- device.c ---- */
 
-struct fmha_device *device_ref(struct fmha_device *device);
+static inline struct fmha_device *device_ref(struct fmha_device *device)
+{
+	(void)__atomic_add_fetch(&device->refs, 1, __ATOMIC_RELAXED);
+	return device;
+}
+
 struct fmha_device *device_unref(struct fmha_device *device);
 
 /* The worker's link's. */

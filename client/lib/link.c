@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* link.c: a connection that is opened again when it was lost (internal.h). */
+/*
+ * link.c: a connection that is opened again when it was lost, and what the peer of each knows our objects by
+ * (internal.h).
+ */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <proto/error.h>
 
-#include "deadline.h"
-#include "internal.h"
-#include "timed_lock.h"
+#include "client.h"
 
 /* ---- timed lock ---- */
 
@@ -149,4 +153,118 @@ int link_call(struct link *link, enum proto_method method, const void *params, i
 		c = connection_unref(c);
 	}
 	return r;
+}
+
+/* ---- registration ---- */
+
+/*
+ * Objects of ours that a worker knows by an id of its own, and those of the next
+ * worker by another one (internal.h).
+ */
+
+int registration_bind(struct registration *registration, registration_tell tell, void *object,
+		      struct connection *connection, uint64_t generation, int64_t deadline,
+		      uint64_t *ret_worker_id, struct fmha_error *err)
+{
+	int r = timed_lock_take(&registration->lock, deadline, err);
+
+	if (r < 0)
+		return r;
+	if (registration->generation != generation) {
+		uint64_t worker_id = 0;
+
+		timed_lock_begin_slow(&registration->lock);
+		r = tell(object, connection, generation, deadline, &worker_id, err);
+		timed_lock_end_slow(&registration->lock);
+		if (r == 0) {
+			registration->worker_id = worker_id;
+			registration->generation = generation;
+		}
+	}
+	if (r == 0)
+		*ret_worker_id = registration->worker_id;
+	timed_lock_give(&registration->lock);
+	return r;
+}
+
+int registration_begin(struct registration *registration, registration_tell tell, void *object,
+		       struct fmha_device *device, int64_t deadline, struct fmha_error *err)
+{
+	int r = FMHA_EDEVICE;
+
+	for (int attempt = 0; attempt < 2 && r == FMHA_EDEVICE; attempt++) {
+		uint64_t generation, worker_id;
+		struct connection *c;
+
+		r = link_get(&device->worker, deadline, &c, &generation, err);
+		if (r < 0)
+			break;
+		r = registration_bind(registration, tell, object, c, generation, deadline,
+				      &worker_id, err);
+		c = connection_unref(c);
+	}
+	return r;
+}
+
+void registration_end(const struct registration *registration, struct fmha_device *device,
+		      enum proto_method method, const void *params)
+{
+	struct connection *c = NULL;
+
+	if (registration->generation != 0 && !client_in_child(device->client))
+		c = link_get_if(&device->worker, registration->generation);
+	if (!c)
+		return;
+	/* A failure is the end of the connection, which releases everything. */
+	(void)connection_call(c, method, params, -1, deadline_after_ms(RELEASE_TIMEOUT_MS), NULL,
+			      NULL, NULL);
+	c = connection_unref(c);
+}
+
+/* ---- whose it is ---- */
+
+static pthread_once_t page_once = PTHREAD_ONCE_INIT;
+static uint64_t *page;      /* NULL: the kernel has no MADV_WIPEONFORK (before 4.14) */
+static uint64_t last_token; /* inherited, so that a child's next token is a new one */
+
+static void make_page(void)
+{
+	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			    0);
+
+	if (memory == MAP_FAILED)
+		return;
+	if (madvise(memory, bytes, MADV_WIPEONFORK) == 0)
+		page = memory;
+	else
+		(void)munmap(memory, bytes);
+}
+
+uint64_t process_token(void)
+{
+	uint64_t token;
+
+	(void)pthread_once(&page_once, make_page);
+	if (!page)
+		return (uint64_t)getpid();
+	token = __atomic_load_n(page, __ATOMIC_ACQUIRE);
+	if (token == 0) {
+		uint64_t fresh = __atomic_add_fetch(&last_token, 1, __ATOMIC_RELAXED);
+
+		/* Of threads that meet here the first one wins. */
+		if (__atomic_compare_exchange_n(page, &token, fresh, 0, __ATOMIC_ACQ_REL,
+						__ATOMIC_ACQUIRE))
+			token = fresh;
+	}
+	return token;
+}
+
+int check_struct_size(uint32_t size, size_t known, const char *name, struct fmha_error *err)
+{
+	if (size == known)
+		return 0;
+	return fmha_error_set_field(err, FMHA_EINVAL, "struct_size",
+				    "%s.struct_size is %u, this library knows %zu", name, size,
+				    known);
 }

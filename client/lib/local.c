@@ -14,7 +14,6 @@
 #include <proto/problem.h>
 
 #include "client.h"
-#include "process.h"
 
 _Static_assert(FMHA_MAX_LAUNCHES == PROTO_MAX_LAUNCHES, "a plan's launches are all shown");
 

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <proto/problem.h>
-
 #include "bench.h"
 
 #define MAX_WORKERS 64

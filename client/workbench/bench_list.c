@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include <proto/error.h>
-#include <proto/problem.h>
 #include <specs/filter.h>
 
 #include "bench.h"

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <proto/error.h>
-
 #define COPY_HDIM 32 /* floats in a row of a copy: 2 rows are a step of the image's layout */
 
 static void place(struct fmha_problem *p, uint32_t role, const struct fmha_buffer *buffer,

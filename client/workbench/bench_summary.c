@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* bench_summary.c: the best kernel of each shape, and how far the planner's choice is from it. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 #include "judge_args.h"
 
 #include <math.h>
-#include <string.h>
 
 #include <proto/problem.h>
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <proto/error.h>
 #include <proto/problem.h>
 
 #define SCALE_BLOCK 128 /* rows and keys that share a scale factor, unless options say else */

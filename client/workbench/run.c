@@ -32,7 +32,7 @@ struct run {
 	struct tensors tensors;
 	uint8_t *before; /* of a recipe that is checked: the buffer as it was before the run */
 	struct problem_kernels kernels;
-	bool check, discard, json;
+	bool check, discard;
 	bool check_grad; /* moves elements as well */
 	double eps;
 	int64_t repeat, warmup;
@@ -71,8 +71,9 @@ static bool means_recipe(const char *name, const char *value)
 	return value[strspn(value, "0123456789,-")] == '\0';
 }
 
-static int parse_option(struct run *run, int option, const char *value)
+static int take_option(void *owner, int option, const char *value)
 {
+	struct run *run = owner;
 	const char *name = files_option_name(option);
 	int64_t on = 1;
 	int r;
@@ -103,9 +104,6 @@ static int parse_option(struct run *run, int option, const char *value)
 	case OPTION_DISCARD:
 		run->discard = true;
 		return 0;
-	case CTL_OPT_JSON:
-		run->json = true;
-		return 0;
 	case OPTION_WARMUP:
 		return ctl_parse_int("--warmup", value, 0, 1000000, &run->warmup);
 	case OPTION_REPEAT:
@@ -128,7 +126,7 @@ static int parse_option(struct run *run, int option, const char *value)
 	case OPTION_KERNEL:
 		return problem_add_kernel(&run->kernels, value);
 	default:
-		return ctl_target_option(&run->target, option, value);
+		return CTL_USAGE;
 	}
 }
 
@@ -173,17 +171,10 @@ static const struct cli_option own_options[] = {
 /* Return: 0, or an exit code. */
 static int run_parse(struct run *run, int argc, char **argv)
 {
-	int option, r;
+	int r = ctl_options(&ctl_run, argc, argv, &run->target, take_option, run);
 
-	while ((option = cli_next(&ctl_run.usage, argc, argv)) != -1) {
-		r = parse_option(run, option, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("run: what is '%s'?", argv[optind]);
 	run->from_files = files_given(&run->files);
-	return check_purpose(run);
+	return r == 0 ? check_purpose(run) : r;
 }
 
 /* ---- running ---- */
@@ -441,7 +432,7 @@ static void print_json(const struct run *run)
 
 static int report(const struct run *run)
 {
-	if (run->json)
+	if (run->target.json)
 		print_json(run);
 	else
 		print_text(run);

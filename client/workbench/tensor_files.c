@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <proto/problem.h>
-
 #include "shapes.h"
 
 #define OP(op) (1u << FMHA_##op)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * connection_impl.h: what the files of a connection tell each other, each using only those after it: hub.c (turns,
- * deadlines), connection.c (life; frames and requests; requests of our own, until they are answered), output.c
- * (answers and their queue), descriptors.c (who holds how many), waits.c (what one waits for).
+ * deadlines), connection.c (life; frames and requests; answers; requests of our own, until they are answered), waits.c
+ * (what one waits for, and who holds how many descriptors).
  */
 #ifndef FMHAD_BASE_CONNECTION_IMPL_H
 #define FMHAD_BASE_CONNECTION_IMPL_H
@@ -53,34 +53,10 @@ void connection_stall(struct connection *connection, enum stall stall);
  * whose; NULL: anybody's */
 void connection_wake_stalled(struct connection_hub *hub, const struct account *account);
 
-/* The charge of the connection when it has @more descriptors than now. */
-uint64_t descriptors_cost(const struct connection *connection, uint64_t more);
-/* Whether there is room for the descriptor of one more answer, by what is known already. */
-bool descriptors_fit(const struct connection *connection);
-
 /* Whose connection it is, for the log. */
 struct log_about connection_about(const struct connection *connection);
 
-/* ---- connection.c ---- */
-
-/* In a turn of the connection's. Return: whether there was any, be it the end. */
-bool input_read(struct connection *connection);
-/* With what was left of the last turn. */
-void input_go_on(struct connection *connection);
-
-/* ---- output.c ---- */
-
-void output_init(struct connection *connection);
-void output_deinit(struct connection *connection);
-void output_flush(struct connection *connection);
-/* Sends what was encoded for the hub's corked connection. */
-void output_uncork(struct connection_hub *hub);
-/* Where to encode the next message, and sending it from there. @start: where it begins; @fd: -1 or
- * taken; @id: of the answer that carries it. */
-struct proto_buffer *output_begin(struct connection *connection);
-void output_end(struct connection *connection, size_t start, int fd, uint32_t id);
-
-/* ---- descriptors.c ---- */
+/* Descriptors. */
 
 /* Charges the socket itself and the spare descriptors. On failure nothing is charged. */
 int descriptors_init(struct connection *connection, struct fmha_error *err);
@@ -106,5 +82,15 @@ void descriptors_close(struct connection *connection);
 void descriptors_deinit(struct connection *connection);
 /* Closes the sockets of the dead whose peers are done with them; all of them if @now. */
 void descriptors_end_lingering(struct connection_hub *hub, bool now);
+
+/* ---- connection.c ---- */
+
+/* In a turn of the connection's. Return: whether there was any, be it the end. */
+bool input_read(struct connection *connection);
+/* With what was left of the last turn. */
+void input_go_on(struct connection *connection);
+void output_flush(struct connection *connection);
+/* Sends what was encoded for the hub's corked connection. */
+void output_uncork(struct connection_hub *hub);
 
 #endif

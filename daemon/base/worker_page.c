@@ -48,34 +48,3 @@ uint32_t worker_page_get_quarantine(const struct worker_page *page,
 	} while (version != atomic_load(&page->quarantine_version));
 	return version;
 }
-
-/* Of a list that the front may be writing over: what is read is in bounds whatever it is. */
-static bool is_in(const struct worker_quarantine *what, uint32_t uid, const char *kernel,
-		  uint64_t code, uint64_t now)
-{
-	uint32_t n = what->n < WORKER_MAX_QUARANTINED ? what->n : WORKER_MAX_QUARANTINED;
-
-	for (uint32_t i = 0; i < n; i++) {
-		const struct worker_quarantined *entry = &what->list[i];
-
-		if ((entry->everybody || entry->uid == uid) && now < entry->until_ns &&
-		    (entry->code ? entry->code == code
-				 : strncmp(entry->kernel, kernel, sizeof(entry->kernel)) == 0))
-			return true;
-	}
-	return false;
-}
-
-bool worker_page_is_quarantined(const struct worker_page *page, uint32_t uid, const char *kernel,
-				uint64_t code, uint64_t now)
-{
-	uint32_t version;
-	bool found;
-
-	do {
-		version = atomic_load(&page->quarantine_version);
-		found = is_in(&page->quarantine[version % 2], uid, kernel, code, now);
-		atomic_thread_fence(memory_order_seq_cst);
-	} while (version != atomic_load(&page->quarantine_version));
-	return found;
-}

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include <cjson/cJSON.h>
 #include <compile/cache.h>
 #include <files/files.h>
 #include <nettle/sha2.h>
@@ -44,11 +43,11 @@ void cache_key_hex(const struct cache_key *key, char ret_hex[CACHE_HEX_BYTES])
 
 /* ---- entry ---- */
 
-#define ENTRY_MAGIC    "FMHACO3\n" /* an older one is a miss */
-#define MAX_INFO_BYTES 4096u
-#define MAX_LOG_BYTES  (1u << 20)
+#define ENTRY_MAGIC   "FMHACO4\n" /* an older one is a miss */
+#define MAX_LOG_BYTES (1u << 20)
 
-/* Little-endian, as every machine this runs on. The digest covers all of the entry but itself. */
+/* Little-endian, as every machine this runs on; after it a struct compile_info, log and code. The digest covers all of the
+ * entry but itself. */
 struct entry_header {
 	char magic[8];
 	uint32_t info_bytes;
@@ -84,76 +83,12 @@ static void entry_digest(const struct entry_header *header, const void *payload,
 	sha256_digest(&sha, SHA256_DIGEST_SIZE, ret_digest);
 }
 
-/* The fields of struct compile_info, once for both directions. */
-static const struct info_field {
-	const char *name;
-	size_t offset;
-	size_t string_bytes; /* 0: a uint32_t */
-} info_fields[] = {
-#define INFO_STRING(name)                                                                          \
-	{                                                                                          \
-#name, offsetof(struct compile_info, name),                                        \
-			sizeof(((struct compile_info *)0)->name)                                   \
-	}
-#define INFO_NUMBER(name)                                                                          \
-	{                                                                                          \
-#name, offsetof(struct compile_info, name), 0                                      \
-	}
-	INFO_STRING(kernel),           INFO_STRING(arch),
-	INFO_STRING(compiler),         INFO_NUMBER(registers),
-	INFO_NUMBER(scalar_registers), INFO_NUMBER(accumulators),
-	INFO_NUMBER(spills),           INFO_NUMBER(scratch_bytes),
-	INFO_NUMBER(lds_bytes),        INFO_NUMBER(occupancy),
-	INFO_NUMBER(compile_ms),
-#undef INFO_STRING
-#undef INFO_NUMBER
-};
-#define N_INFO_FIELDS (sizeof(info_fields) / sizeof(info_fields[0]))
+_Static_assert(sizeof(struct compile_info) == 256 + 32 + 96 + 8 * sizeof(uint32_t),
+	       "it lies in files as it is: what changes it changes ENTRY_MAGIC, too");
 
-static char *info_print(const struct compile_info *info)
+static bool is_text(const char *text, size_t size)
 {
-	cJSON *json = cJSON_CreateObject();
-	bool ok = json != NULL;
-	char *text = NULL;
-
-	for (size_t i = 0; ok && i < N_INFO_FIELDS; i++) {
-		const char *at = (const char *)info + info_fields[i].offset;
-
-		if (info_fields[i].string_bytes)
-			ok = cJSON_AddStringToObject(json, info_fields[i].name, at);
-		else
-			ok = cJSON_AddNumberToObject(json, info_fields[i].name,
-						     *(const uint32_t *)(const void *)at);
-	}
-	if (ok)
-		text = cJSON_PrintUnformatted(json);
-	cJSON_Delete(json);
-	return text;
-}
-
-static bool info_parse(const char *text, size_t size, struct compile_info *info)
-{
-	cJSON *json = cJSON_ParseWithLength(text, size);
-	bool ok = cJSON_IsObject(json);
-
-	for (size_t i = 0; ok && i < N_INFO_FIELDS; i++) {
-		const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, info_fields[i].name);
-		char *at = (char *)info + info_fields[i].offset;
-
-		if (info_fields[i].string_bytes) {
-			ok = cJSON_IsString(item) &&
-			     strlen(item->valuestring) < info_fields[i].string_bytes;
-			if (ok)
-				(void)strcpy(at, item->valuestring);
-		} else {
-			ok = cJSON_IsNumber(item) && item->valuedouble >= 0 &&
-			     item->valuedouble <= UINT32_MAX;
-			if (ok)
-				*(uint32_t *)(void *)at = (uint32_t)item->valuedouble;
-		}
-	}
-	cJSON_Delete(json);
-	return ok;
+	return memchr(text, '\0', size);
 }
 
 int entry_parse(const void *data, size_t size, const struct cache_key *key,
@@ -170,7 +105,7 @@ int entry_parse(const void *data, size_t size, const struct cache_key *key,
 	if (memcmp(header.magic, ENTRY_MAGIC, sizeof(header.magic)) != 0 ||
 	    memcmp(header.key, key->bytes, CACHE_KEY_BYTES) != 0)
 		return CACHE_MISS;
-	if (header.info_bytes > MAX_INFO_BYTES || header.log_bytes > MAX_LOG_BYTES ||
+	if (header.info_bytes != sizeof(struct compile_info) || header.log_bytes > MAX_LOG_BYTES ||
 	    header.code_bytes > CACHE_MAX_ENTRY_BYTES ||
 	    sizeof(header) + header.info_bytes + header.log_bytes + header.code_bytes != size)
 		return CACHE_MISS;
@@ -183,7 +118,12 @@ int entry_parse(const void *data, size_t size, const struct cache_key *key,
 		return CACHE_MISS;
 	entry->log = malloc((size_t)header.log_bytes + 1);
 	entry->code = malloc(header.code_bytes ? header.code_bytes : 1);
-	if (!entry->log || !entry->code || !info_parse(payload, header.info_bytes, &entry->info))
+	if (!entry->log || !entry->code)
+		return CACHE_MISS;
+	memcpy(&entry->info, payload, sizeof(entry->info));
+	if (!is_text(entry->info.kernel, sizeof(entry->info.kernel)) ||
+	    !is_text(entry->info.arch, sizeof(entry->info.arch)) ||
+	    !is_text(entry->info.compiler, sizeof(entry->info.compiler)))
 		return CACHE_MISS;
 	memcpy(entry->log, payload + header.info_bytes, header.log_bytes);
 	entry->log[header.log_bytes] = '\0';
@@ -198,17 +138,14 @@ int entry_parse(const void *data, size_t size, const struct cache_key *key,
 
 void *entry_print(const struct cache_key *key, const struct cache_entry *entry, size_t *ret_size)
 {
-	_cleanup_(freep) char *info = info_print(&entry->info);
 	size_t log_bytes = entry->log ? strnlen(entry->log, MAX_LOG_BYTES) : 0;
-	struct entry_header header = {.log_bytes = (uint32_t)log_bytes,
+	struct entry_header header = {.info_bytes = sizeof(entry->info),
+				      .log_bytes = (uint32_t)log_bytes,
 				      .code_bytes = entry->code_bytes,
 				      .uid = entry->uid};
 	char *data, *payload;
 	size_t size;
 
-	if (!info)
-		return NULL;
-	header.info_bytes = (uint32_t)strlen(info);
 	memcpy(header.magic, ENTRY_MAGIC, sizeof(header.magic));
 	memcpy(header.key, key->bytes, CACHE_KEY_BYTES);
 	size = sizeof(header) + header.info_bytes + log_bytes + entry->code_bytes;
@@ -216,7 +153,7 @@ void *entry_print(const struct cache_key *key, const struct cache_entry *entry, 
 	if (!data)
 		return NULL;
 	payload = data + sizeof(header);
-	memcpy(payload, info, header.info_bytes);
+	memcpy(payload, &entry->info, sizeof(entry->info));
 	memcpy(payload + header.info_bytes, entry->log ? entry->log : "", log_bytes);
 	memcpy(payload + header.info_bytes + log_bytes, entry->code, entry->code_bytes);
 	entry_digest(&header, payload, size - sizeof(header), header.digest);

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * backend.c: what a backend calls: the queue of ended launches, the latched error, the quarantine.
+ * backend.c: what a backend calls: the queue of ended launches and the latched error.
  * Modules carry a copy of it, so it has no state of its own.
  */
 #include "device_impl.h"
-
-#include <proto/error.h>
 
 void device_launch_done(struct device *device, struct device_launch *launch)
 {
@@ -18,7 +16,7 @@ void device_launch_done(struct device *device, struct device_launch *launch)
 	device->done_tail = &launch->next_done;
 	pthread_mutex_unlock(&device->mutex);
 	if (first)
-		device->wake(device->owner);
+		device->calls->wake(device->owner);
 }
 
 void device_fail(struct device *device, const struct fmha_error *error)
@@ -29,33 +27,7 @@ void device_fail(struct device *device, const struct fmha_error *error)
 	atomic_store(&device->failed, true);
 	pthread_mutex_unlock(&device->mutex);
 	/* Nothing else may come of a launch that the loop ran itself. */
-	device->wake(device->owner);
-}
-
-bool device_is_quarantined(const struct device *device, const char *kernel, uint64_t code)
-{
-	return device->is_quarantined &&
-	       device->is_quarantined(device->quarantine_worker, kernel, code);
-}
-
-int device_request_build(struct device *device, struct device_build *build, struct fmha_error *err)
-{
-	if (!device->builder)
-		return fmha_error_set(err, FMHA_ENOTSUP, "%s: there is no compiler here",
-				      build->build->name);
-	return device->builder(device->builder_worker, build, err);
-}
-
-void device_cancel_build(struct device *device, struct device_build *build)
-{
-	if (device->unbuilder)
-		device->unbuilder(device->builder_worker, build);
-}
-
-void device_tell_unloaded(struct device *device, const char *kernel)
-{
-	if (device->unloaded)
-		device->unloaded(device->builder_worker, kernel);
+	device->calls->wake(device->owner);
 }
 
 bool device_has_failed(struct device *device, struct fmha_error *err)

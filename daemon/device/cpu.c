@@ -13,8 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <base/clock.h>
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <proto/error.h>
 #include <proto/problem.h>
 

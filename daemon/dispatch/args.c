@@ -30,59 +30,37 @@ static void *workspace(const struct launch_bases *bases, uint64_t offset)
 	return (void *)(uintptr_t)(bases->at[LAUNCH_WORKSPACE] + offset);
 }
 
-/* (batch, seq, head, dim) roles. */
-static struct abi_tensor tensor_bshd(const struct plan *plan, const struct launch_bases *bases,
-				     enum fmha_tensor_role role)
+/* @axes: the role's, in their order: a batch, a sequence's rows (s), heads, a head's dims or a row's columns. */
+static struct abi_tensor tensor_of(const struct plan *plan, const struct launch_bases *bases,
+				   enum fmha_tensor_role role, const char *axes)
 {
 	const int64_t *stride = plan->problem.tensor[role].stride;
 	struct abi_tensor t = {.data = at(bases, role)};
 
-	if (!t.data)
-		return t;
-	t.stride_batch = stride[0];
-	t.stride_seq = stride[1];
-	t.stride_head = stride[2];
-	t.stride_dim = stride[3];
+	for (size_t i = 0; t.data && axes[i]; i++)
+		*(axes[i] == 'b'   ? &t.stride_batch
+		  : axes[i] == 's' ? &t.stride_seq
+		  : axes[i] == 'h' ? &t.stride_head
+				   : &t.stride_dim) = stride[i];
 	return t;
 }
 
 /* (batch, head, row, column) roles: bias, dbias, randval. */
-static struct abi_tensor tensor_bhrc(const struct plan *plan, const struct launch_bases *bases,
-				     enum fmha_tensor_role role)
-{
-	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_tensor t = {.data = at(bases, role)};
-
-	if (!t.data)
-		return t;
-	t.stride_batch = stride[0];
-	t.stride_head = stride[1];
-	t.stride_seq = stride[2];
-	t.stride_dim = stride[3];
-	return t;
-}
-
 /* Intervals are (batch, head, endpoint, row). */
 static struct abi_mask_data mask_data_of(const struct plan *plan, const struct launch_bases *bases)
 {
-	const int64_t *stride = plan->problem.mask_intervals.stride;
-	struct abi_mask_data m = {.intervals = {.data = at(bases, FMHA_T_MASK_INTERVALS)},
-				  .bits = tensor_bhrc(plan, bases, FMHA_T_MASK_BITS)};
+	struct abi_mask_data m = {
+		.intervals = tensor_of(plan, bases, FMHA_T_MASK_INTERVALS, "bhds"),
+		.bits = tensor_of(plan, bases, FMHA_T_MASK_BITS, "bhsd")};
 
-	if (!m.intervals.data)
-		return m;
-	m.n_endpoints = plan->problem.mask_endpoints;
-	m.intervals.stride_batch = stride[0];
-	m.intervals.stride_head = stride[1];
-	m.intervals.stride_dim = stride[2];
-	m.intervals.stride_seq = stride[3];
+	m.n_endpoints = m.intervals.data ? plan->problem.mask_endpoints : 0;
 	return m;
 }
 
 /* Kernels take stride 0 for an axis of one element that receives a sum; an empty axis has none. */
 static struct abi_tensor tensor_dbias(const struct plan *plan, const struct launch_bases *bases)
 {
-	struct abi_tensor t = tensor_bhrc(plan, bases, FMHA_T_DBIAS);
+	struct abi_tensor t = tensor_of(plan, bases, FMHA_T_DBIAS, "bhsd");
 	int64_t extent[5];
 
 	if (!t.data)
@@ -95,26 +73,12 @@ static struct abi_tensor tensor_dbias(const struct plan *plan, const struct laun
 	return t;
 }
 
-/* (row, column) roles: the rotary tables. */
-static struct abi_tensor tensor_rc(const struct plan *plan, const struct launch_bases *bases,
-				   enum fmha_tensor_role role)
-{
-	const int64_t *stride = plan->problem.tensor[role].stride;
-	struct abi_tensor t = {.data = at(bases, role)};
-
-	if (!t.data)
-		return t;
-	t.stride_seq = stride[0];
-	t.stride_dim = stride[1];
-	return t;
-}
-
 /* K and V, whose first axis is the page in a linear paged cache. */
 static struct abi_tensor tensor_kv(const struct plan *plan, const struct launch_bases *bases,
 				   enum fmha_tensor_role role)
 {
 	const struct fmha_problem *p = &plan->problem;
-	struct abi_tensor t = tensor_bshd(plan, bases, role);
+	struct abi_tensor t = tensor_of(plan, bases, role, "bshd");
 
 	if (t.data && plan_paged(p) && p->kv_layout == FMHA_KV_VECTORIZED) {
 		/* Packed by definition; inside a head the order is the kernel's business. */
@@ -259,7 +223,21 @@ static struct abi_dropout dropout_of(const struct plan *plan, const struct launc
 		.keep_at_most = (abi_i32)fmha_dropout_threshold(p->dropout_p),
 		.row_block = p->dropout_row / 16,
 		.column_block = p->dropout_column / 32,
-		.randval = tensor_bhrc(plan, bases, FMHA_T_RANDVAL),
+		.randval = tensor_of(plan, bases, FMHA_T_RANDVAL, "bhsd"),
+	};
+}
+
+/* What an append leaves in the workspace for the attention after it. */
+static struct abi_tensor rotated_queries(const struct plan *plan, const struct launch_bases *bases)
+{
+	const struct fmha_problem *p = &plan->problem;
+
+	return (struct abi_tensor){
+		.data = workspace(bases, plan->layout.q_rotated),
+		.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
+		.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
+		.stride_head = p->hdim_q,
+		.stride_dim = 1,
 	};
 }
 
@@ -327,12 +305,12 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 	const struct fmha_problem *p = &plan->problem;
 
 	*a = (struct abi_fwd_args){
-		.q = tensor_bshd(plan, bases, FMHA_T_Q),
+		.q = tensor_of(plan, bases, FMHA_T_Q, "bshd"),
 		.k = tensor_kv(plan, bases, FMHA_T_K),
 		.v = tensor_kv(plan, bases, FMHA_T_V),
-		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.o = tensor_of(plan, bases, FMHA_T_O, "bshd"),
 		.lse = rows_of(plan, bases, FMHA_T_LSE),
-		.bias = tensor_bhrc(plan, bases, FMHA_T_BIAS),
+		.bias = tensor_of(plan, bases, FMHA_T_BIAS, "bhsd"),
 		.alibi_slopes = at(bases, FMHA_T_ALIBI_SLOPES),
 		.alibi_stride_batch = alibi_stride(p),
 		.sink = at(bases, FMHA_T_SINK),
@@ -363,13 +341,7 @@ static void fill_fwd(const struct plan *plan, const struct launch_bases *bases,
 		a->v_descale = a->k_descale;
 	}
 	if (plan->append && p->rope != FMHA_ROPE_NONE)
-		a->q = (struct abi_tensor){
-			.data = workspace(bases, plan->layout.q_rotated),
-			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
-			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
-			.stride_head = p->hdim_q,
-			.stride_dim = 1,
-		};
+		a->q = rotated_queries(plan, bases);
 }
 
 /* The partial results of a stage of splits: its parts, and where they lie. */
@@ -431,7 +403,7 @@ static void fill_partials(const struct plan *plan, const struct launch_bases *ba
 			      .stride_head = total_q,
 			      .stride_seq = 1},
 		.lse_parts_stride_split = total_q * p->nhead_q,
-		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.o = tensor_of(plan, bases, FMHA_T_O, "bshd"),
 		.lse = rows_of(plan, bases, FMHA_T_LSE),
 		.sink = at(bases, FMHA_T_SINK),
 		.sequences = sequences_of(plan, bases),
@@ -470,7 +442,7 @@ static void fill_merge(const struct plan *plan, const struct launch_bases *bases
 		.o_parts_stride_split = o[0],
 		.lse_parts = {at(bases, FMHA_T_LSE_PARTS), lse[1], lse[2], lse[3]},
 		.lse_parts_stride_split = lse[0],
-		.o = tensor_bshd(plan, bases, FMHA_T_O),
+		.o = tensor_of(plan, bases, FMHA_T_O, "bshd"),
 		.lse = rows_of(plan, bases, FMHA_T_LSE),
 		.sink = at(bases, FMHA_T_SINK),
 		.sequences = sequences_of(plan, bases),
@@ -500,12 +472,12 @@ static void fill_appendkv(const struct plan *plan, const struct launch_bases *ba
 	const int64_t *slots = p->slot_mapping.stride, *positions = p->positions.stride;
 
 	*a = (struct abi_appendkv_args){
-		.k_new = tensor_bshd(plan, bases, FMHA_T_K_NEW),
-		.v_new = tensor_bshd(plan, bases, FMHA_T_V_NEW),
+		.k_new = tensor_of(plan, bases, FMHA_T_K_NEW, "bshd"),
+		.v_new = tensor_of(plan, bases, FMHA_T_V_NEW, "bshd"),
 		.k = tensor_kv(plan, bases, FMHA_T_K),
 		.v = tensor_kv(plan, bases, FMHA_T_V),
-		.rotary_cos = tensor_rc(plan, bases, FMHA_T_ROTARY_COS),
-		.rotary_sin = tensor_rc(plan, bases, FMHA_T_ROTARY_SIN),
+		.rotary_cos = tensor_of(plan, bases, FMHA_T_ROTARY_COS, "sd"),
+		.rotary_sin = tensor_of(plan, bases, FMHA_T_ROTARY_SIN, "sd"),
 		.sequences = sequences_of(plan, bases),
 		.cache = cache_of(plan, bases),
 		.seqlen_new = p->seqlen_new,
@@ -536,17 +508,11 @@ static void fill_appendkv(const struct plan *plan, const struct launch_bases *ba
 	if (!rotates_q)
 		return;
 	if (plan->append) {
-		a->q = tensor_bshd(plan, bases, FMHA_T_Q);
-		a->q_rotated = (struct abi_tensor){
-			.data = workspace(bases, plan->layout.q_rotated),
-			.stride_batch = plan->axes.q.length * p->nhead_q * p->hdim_q,
-			.stride_seq = (int64_t)p->nhead_q * p->hdim_q,
-			.stride_head = p->hdim_q,
-			.stride_dim = 1,
-		};
+		a->q = tensor_of(plan, bases, FMHA_T_Q, "bshd");
+		a->q_rotated = rotated_queries(plan, bases);
 	} else if (at(bases, FMHA_T_Q_ROTATED)) {
-		a->q = tensor_bshd(plan, bases, FMHA_T_Q);
-		a->q_rotated = tensor_bshd(plan, bases, FMHA_T_Q_ROTATED);
+		a->q = tensor_of(plan, bases, FMHA_T_Q, "bshd");
+		a->q_rotated = tensor_of(plan, bases, FMHA_T_Q_ROTATED, "bshd");
 	}
 }
 
@@ -592,15 +558,15 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 	bool group = plan_packed_q(plan);
 
 	*a = (struct abi_bwd_args){
-		.q = tensor_bshd(plan, bases, FMHA_T_Q),
-		.k = tensor_bshd(plan, bases, FMHA_T_K),
-		.v = tensor_bshd(plan, bases, FMHA_T_V),
-		.o = tensor_bshd(plan, bases, FMHA_T_O),
-		.d_o = tensor_bshd(plan, bases, FMHA_T_DO),
-		.dq = tensor_bshd(plan, bases, FMHA_T_DQ),
-		.dk = tensor_bshd(plan, bases, FMHA_T_DK),
-		.dv = tensor_bshd(plan, bases, FMHA_T_DV),
-		.bias = tensor_bhrc(plan, bases, FMHA_T_BIAS),
+		.q = tensor_of(plan, bases, FMHA_T_Q, "bshd"),
+		.k = tensor_of(plan, bases, FMHA_T_K, "bshd"),
+		.v = tensor_of(plan, bases, FMHA_T_V, "bshd"),
+		.o = tensor_of(plan, bases, FMHA_T_O, "bshd"),
+		.d_o = tensor_of(plan, bases, FMHA_T_DO, "bshd"),
+		.dq = tensor_of(plan, bases, FMHA_T_DQ, "bshd"),
+		.dk = tensor_of(plan, bases, FMHA_T_DK, "bshd"),
+		.dv = tensor_of(plan, bases, FMHA_T_DV, "bshd"),
+		.bias = tensor_of(plan, bases, FMHA_T_BIAS, "bhsd"),
 		.dbias = tensor_dbias(plan, bases),
 		.lse = rows_of(plan, bases, FMHA_T_LSE),
 		.d = {.data = workspace(bases, plan->layout.d),

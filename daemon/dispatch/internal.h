@@ -33,6 +33,12 @@ void args_record_keys(const struct plan *plan, enum abi_family family,
 /* The launch that makes the indices, and the head, of a run whose integers no host has seen. */
 void args_record_prepare(const struct plan *plan, struct launch_record *ret_record);
 
+/* views.c: the tables of a plan's runs in one block that begins at @block, an address; all NULL
+ * when it is 0. */
+struct index_tables indices_layout(const struct fmha_problem *problem, uint64_t block);
+/* The words of that block; may be more than an address space has. */
+uint64_t indices_words(const struct fmha_problem *problem);
+
 /* views.c: sets plan->keys of a plan that has its stages. */
 void lengths_choose(struct plan *plan);
 
@@ -160,13 +166,7 @@ int views_build(struct plan *plan, struct fmha_error *err);
 bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_view *b,
 		   uintptr_t b_at);
 
-/* indices.c: the tables of a plan's runs in one block that begins at @block, an address; all NULL
- * when it is 0. */
-struct index_tables indices_layout(const struct fmha_problem *problem, uint64_t block);
-/* Copies and judges the integer tensors. *@ret_indices is NULL when there are none. */
-int indices_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-		 struct plan_indices **ret_indices, struct fmha_error *err);
-/* The copies by name; all NULL when there are none. */
+/* indices.c: the copies by name; all NULL when there are none. */
 struct index_tables indices_tables(const struct plan_indices *indices);
 
 /*
@@ -204,7 +204,7 @@ struct square;
 void split_choose_dq(const struct fmha_problem *problem, const struct split_device *device,
 		     const struct square *square, struct split_choice *ret_choice);
 
-/* predict.c */
+/* estimate.c */
 double cost_visible_pairs(int64_t seqlen_q, int64_t seqlen_k, const struct fmha_problem *problem);
 /* That a row may see. */
 static inline int64_t cost_keys(const struct fmha_problem *problem)

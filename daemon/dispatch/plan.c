@@ -11,6 +11,14 @@
 
 #include "planner.h"
 
+void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES])
+{
+	struct launch_bases bases = args_placeholders(plan);
+
+	for (uint32_t i = 0; i < plan->n_stages; i++)
+		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
+}
+
 /* From the very arguments that a run will have: what they reach is what was checked. */
 static int check_reach(const struct plan *plan, struct fmha_error *err)
 {
@@ -437,4 +445,12 @@ int plan_build(const struct fmha_problem *problem, const struct plan_choice *cho
 	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err)
 {
 	return plan_build_reported(problem, choice, device, ret_plan, NULL, err);
+}
+
+const struct plan_stage *plan_main_stage(const struct plan *plan)
+{
+	for (uint32_t i = plan->n_stages; i-- > 0;) /* behind those of few rows */
+		if (estimate_is_main(plan, plan->stages[i].family))
+			return &plan->stages[i];
+	return NULL;
 }

@@ -155,11 +155,3 @@ bool plan_has_same_kernels(const struct plan *a, const struct plan *b)
 		same = strcmp(a->stages[i].kernel, b->stages[i].kernel) == 0;
 	return same;
 }
-
-const struct plan_stage *plan_main_stage(const struct plan *plan)
-{
-	for (uint32_t i = plan->n_stages; i-- > 0;) /* behind those of few rows */
-		if (estimate_is_main(plan, plan->stages[i].family))
-			return &plan->stages[i];
-	return NULL;
-}

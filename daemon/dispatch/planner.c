@@ -161,9 +161,8 @@ int planner_start(struct planner *b, const struct fmha_problem *problem,
 		r = views_build(plan, b->err);
 	if (r < 0)
 		return r;
-	if (b->device->registry)
-		shape_words_make(&plan->problem, registry_has_measured(b->device->registry),
-				 &b->shapes);
+	if (b->device->registry && registry_has_measured(b->device->registry))
+		shape_words_make(&plan->problem, &b->shapes);
 	note_alignment(plan, b->device);
 	plan->flops = cost_flops(&plan->problem);
 	plan->bytes = cost_bytes(&plan->problem);
@@ -900,7 +899,7 @@ bool planner_prefer_buffered_dq(struct planner *b)
 	struct registry_measured measured[MOST_RESULTS];
 	int flags;
 
-	if (!b->device->registry || b->naming.n > 0)
+	if (b->shapes.n == 0 || b->naming.n > 0)
 		return false;
 	if (registry_measured_at(b->device->registry, b->shapes.word[0], measured, MOST_RESULTS) ==
 	    0)

@@ -38,7 +38,7 @@ struct planner {
 	const struct plan_device *device;
 	struct plan_report *report; /* NULL: nobody wants to know */
 	struct naming naming;
-	struct shape_words shapes; /* where there is a registry */
+	struct shape_words shapes; /* where any time was measured */
 	struct fmha_error *err;
 	struct outlooks outlooks; /* their stages are not looked for again */
 	uint64_t before_widening; /* bytes of the workspace */

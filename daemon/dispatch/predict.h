@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * predict.h: a model of a device's times, fitted to measured ones by tests/bench/fit_model.py and read
+ * predict.h: a model of a device's times (model.c reads it, estimate.c asks it), fitted to measured ones by tests/bench/fit_model.py and read
  * from a JSON file: gradient-boosted regression trees on the logarithm of time over the cost formula,
  * so that it only has to know where the formula is wrong.
  */
@@ -49,6 +49,40 @@ enum predict_feature {
 #undef PREDICT_ENUM
 #undef PREDICT_TRAIT
 		PREDICT_FEATURES
+};
+
+#define MODEL_TREES 512
+#define MODEL_NODES 1024 /* of a tree */
+#define MODEL_KINDS 64
+
+/* A leaf's children are itself, so that walks of several trees can go on until the last one has ended. */
+struct model_node {
+	float value; /* a leaf's; else the threshold */
+	uint16_t feature;
+	uint16_t child[2]; /* up to the threshold, above it; from the tree's root on */
+};
+
+/* Trees that are walked at a time. Each step waits for the one before, and nobody can guess where it goes: several
+ * walks beside each other, without branches, take hardly longer than one. */
+#define MODEL_ABREAST 8
+
+/* Features of a problem that are names, of which a model knows those that it was fitted to, and
+ * numbers, of which it knows those between. The others may be anything: a tree's answer beyond what it
+ * has seen is that of the nearest. */
+static const enum predict_feature model_kinds[] = {PREDICT_family, PREDICT_element, PREDICT_mode};
+static const enum predict_feature model_ranges[] = {PREDICT_hdim, PREDICT_group, PREDICT_page};
+#define MODEL_N_KINDS  (sizeof(model_kinds) / sizeof(model_kinds[0]))
+#define MODEL_N_RANGES (sizeof(model_ranges) / sizeof(model_ranges[0]))
+
+struct predict_model {
+	double base;
+	int n_features;                           /* traits that came after it are not among them */
+	double kinds[MODEL_N_KINDS][MODEL_KINDS]; /* NaN: no more */
+	double ranges[MODEL_N_RANGES][2];
+	uint32_t n_trees;
+	uint32_t roots[MODEL_TREES + MODEL_ABREAST];
+	struct model_node *
+		nodes; /* the last one: a tree without a say, for what is missing to MODEL_ABREAST */
 };
 
 const char *predict_feature_name(int feature);

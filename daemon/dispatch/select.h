@@ -24,7 +24,7 @@ struct select_named {
 	char reason[SELECT_REASON_BYTES]; /* of its last rejection; empty: no stage has seen it */
 };
 
-/* A problem's own word and, where any time was measured at all, its neighbours', the nearest first. */
+/* A problem's own word and its neighbours', the nearest first; none where no time was measured at all. */
 struct shape_words {
 	size_t n;
 	char word[7][PROTO_SHAPE_BYTES];
@@ -113,10 +113,9 @@ bool estimate_is_main(const struct plan *plan, enum abi_family family);
  * shape.c: the word under which a problem's times are kept, as plan_shape() has it, and those one step away in a
  * length, the nearest first. Two problems share one when the answer to "which kernel is fastest" is the same for
  * both as far as anybody can tell: everything that decides it is in there, lengths in steps of a quarter of a
- * power of two. @neighbours: or the word alone
+ * power of two.
  */
-void shape_words_make(const struct fmha_problem *problem, bool neighbours,
-		      struct shape_words *ret_words);
+void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words);
 
 /* Writes why a candidate is rejected. Return: false. */
 __attribute__((format(printf, 2, 3))) bool select_reject(struct candidate *c, const char *fmt, ...);

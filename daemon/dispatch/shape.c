@@ -268,8 +268,7 @@ void plan_shape(const struct fmha_problem *problem, char shape[PLAN_SHAPE_BYTES]
 	shape_near(&around, problem, 0, 0, shape);
 }
 
-void shape_words_make(const struct fmha_problem *problem, bool neighbours,
-		      struct shape_words *ret_words)
+void shape_words_make(const struct fmha_problem *problem, struct shape_words *ret_words)
 {
 	static const int8_t steps[][2] = {{0, 0},  {0, 1}, {0, -1}, {1, 0},
 					  {-1, 0}, {1, 1}, {-1, -1}};
@@ -279,7 +278,7 @@ void shape_words_make(const struct fmha_problem *problem, bool neighbours,
 			       sizeof(ret_words->word) / sizeof(ret_words->word[0]),
 		       "a word each");
 	put_around(&around, problem);
-	ret_words->n = neighbours ? sizeof(steps) / sizeof(steps[0]) : 1;
+	ret_words->n = sizeof(steps) / sizeof(steps[0]);
 	for (size_t i = 0; i < ret_words->n; i++)
 		shape_near(&around, problem, problem->seqlen_q > EXACT ? steps[i][0] : 0,
 			   steps[i][1], ret_words->word[i]);

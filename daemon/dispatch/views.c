@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * views.c: which bytes a tensor view touches, and whether two views touch the same ones.
+ * views.c: which bytes a tensor view touches, and whether two views touch the same ones; where the checked copies of
+ * integer tensors lie.
  *
  * Byte ranges alone would refuse what people really do: dQ, dK and dV interleaved in one packed
  * tensor share a range without sharing a byte. So two views are compared axis by axis, the longest
@@ -214,134 +215,6 @@ bool views_overlap(const struct plan_view *a, uintptr_t a_at, const struct plan_
 	return axes_overlap(a, 0, b, 0, (int64_t)(b_at - a_at), &n_left);
 }
 
-/* ---- bind ---- */
-
-/*
- * Plan + buffers -> argument structs for one run. Everything that depends on where the
- * tensors lie is judged here, on every run, because a run may name other buffers than the plan did.
- * Two steps: what the run's integers are, from which follows how large its workspace is; then, in
- * that workspace, the arguments.
- */
-
-static int view_error(struct fmha_error *err, const struct plan_view *view, const char *part,
-		      const char *why)
-{
-	const char *name = proto_roles[view->role].name;
-	char field[48];
-
-	(void)snprintf(field, sizeof(field), "tensor.%s%s", name, part);
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "tensor.%s: %s", name, why);
-}
-
-static int check_ranges(const struct plan *plan, const struct plan_binding *bindings,
-			struct fmha_error *err)
-{
-	for (uint32_t i = 0; i < plan->n_views; i++) {
-		const struct plan_view *view = &plan->views[i];
-		const struct plan_binding *b = &bindings[view->role];
-
-		if (view->span_bytes == 0)
-			continue;
-		if (!b->device)
-			return view_error(err, view, "", "no buffer is bound");
-		if (view->span_bytes > b->bytes) {
-			char why[96];
-
-			(void)snprintf(why, sizeof(why),
-				       "needs %llu bytes, the buffer has %llu from its offset on",
-				       (unsigned long long)view->span_bytes,
-				       (unsigned long long)b->bytes);
-			return view_error(err, view, "", why);
-		}
-		if ((uintptr_t)b->device % view->alignment != 0) {
-			char why[64];
-
-			(void)snprintf(why, sizeof(why), "not at a multiple of %u bytes",
-				       view->alignment);
-			return view_error(err, view, ".offset", why);
-		}
-	}
-	return 0;
-}
-
-/* Written tensors against everything else: see plan.h. */
-static int check_aliasing(const struct plan *plan, const struct plan_binding *bindings,
-			  const void *workspace, uint64_t workspace_bytes, struct fmha_error *err)
-{
-	struct plan_view block = {.span_bytes = workspace_bytes,
-				  .element_bytes = 1,
-				  .n_axes = 1,
-				  .axes = {{(int64_t)workspace_bytes, 1}}};
-
-	for (uint32_t i = 0; i < plan->n_views; i++) {
-		const struct plan_view *a = &plan->views[i];
-		uintptr_t a_at = (uintptr_t)bindings[a->role].device;
-
-		if (workspace && views_overlap(a, a_at, &block, (uintptr_t)workspace))
-			return view_error(err, a, "", "overlaps the workspace");
-		if (!a->written)
-			continue;
-		for (uint32_t j = 0; j < plan->n_views; j++) {
-			const struct plan_view *b = &plan->views[j];
-			char why[96];
-
-			if (j == i || (b->written && j < i)) /* pairs of outputs once */
-				continue;
-			if (!views_overlap(a, a_at, b, (uintptr_t)bindings[b->role].device))
-				continue;
-			(void)snprintf(why, sizeof(why), "is written and overlaps tensor.%s",
-				       proto_roles[b->role].name);
-			return view_error(err, a, "", why);
-		}
-	}
-	return 0;
-}
-
-int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	      struct plan_indices **ret_indices, struct fmha_error *err)
-{
-	int r = check_ranges(plan, bindings, err);
-
-	return r < 0 ? r : indices_read(plan, bindings, ret_indices, err);
-}
-
-int plan_place(const struct plan *plan, const struct plan_binding bindings[FMHA_N_TENSORS],
-	       const struct plan_indices *indices, const struct plan_memory *memory,
-	       union abi_args args[PLAN_MAX_STAGES], struct fmha_error *err)
-{
-	struct launch_bases bases = {.at = {[LAUNCH_WORKSPACE] = (uintptr_t)memory->workspace}};
-	struct index_tables tables = indices_tables(indices);
-	uint64_t bytes = plan_workspace_bytes(plan, indices);
-	int r;
-
-	if (bytes > 0 && (!memory->workspace || bases.at[LAUNCH_WORKSPACE] % PLAN_ALIGNMENT != 0))
-		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.workspace",
-					    "workspace: %llu bytes aligned to %d are needed",
-					    (unsigned long long)bytes, PLAN_ALIGNMENT);
-	r = check_aliasing(plan, bindings, memory->workspace, bytes, err);
-	if (r < 0)
-		return r;
-	if (plan->workspace_head_bytes > 0 && memory->head)
-		bwd_workspace_head(plan, &tables, memory->head);
-	for (uint32_t i = 0; i < plan->n_views; i++)
-		bases.at[plan->views[i].role] = (uintptr_t)bindings[plan->views[i].role].device;
-	if (indices)
-		bases.at[LAUNCH_INDICES] = (uintptr_t)(memory->indices
-							       ? memory->indices
-							       : plan_indices_data(indices));
-	for (uint32_t i = 0; i < plan->n_stages; i++)
-		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
-	return 0;
-}
-
-void plan_placeholder_args(const struct plan *plan, union abi_args args[PLAN_MAX_STAGES])
-{
-	struct launch_bases bases = args_placeholders(plan);
-
-	for (uint32_t i = 0; i < plan->n_stages; i++)
-		launch_bind(&plan->stages[i].launch, &bases, &args[i]);
-}
-
 /* ---- lengths ---- */
 
 /*
@@ -438,4 +311,116 @@ void lengths_choose(struct plan *plan)
 	plan->keys = (struct plan_keys){.least = (int32_t)(least > 2 ? least : 2),
 					.most = (int32_t)most,
 					.stride_unit = (uint32_t)unit};
+}
+
+/* ---- the tables of a run's integers ---- */
+
+/* What a sequence can need. */
+static int64_t table_columns(const struct fmha_problem *p)
+{
+	int64_t needed = p->page_size > 0 ? ceil_div(p->seqlen_k, p->page_size) : 0;
+
+	return needed < p->max_blocks ? needed : p->max_blocks;
+}
+
+/* 0 when the client's rows are one and the same. */
+static int64_t table_stride(const struct fmha_problem *p)
+{
+	return p->block_table.stride[0] == 0 ? 0 : table_columns(p);
+}
+
+/* Rows of the copy. */
+static int64_t table_rows(const struct fmha_problem *p)
+{
+	return table_stride(p) == 0 && p->batch > 0 ? 1 : p->batch;
+}
+
+/* The next @n words of the block. */
+static abi_i32 *next_words(uint64_t block, uint64_t *words, bool present, uint64_t n)
+{
+	uint64_t first = *words;
+
+	if (!present)
+		return NULL;
+	*words += n;
+	return (abi_i32 *)(uintptr_t)(block + first * sizeof(abi_i32));
+}
+
+static struct index_tables lay_out(const struct fmha_problem *p, uint64_t block,
+				   uint64_t *ret_words)
+{
+	uint64_t batch = (uint64_t)p->batch, words = 0;
+	bool paged = plan_present(p, FMHA_T_BLOCK_TABLE), lengths = plan_has_lengths_k(p);
+	struct index_tables t = {0};
+
+#define NEXT(role, n) next_words(block, &words, plan_present(p, FMHA_T_##role), n)
+	t.seqstart_q = NEXT(SEQSTART_Q, batch + 1);
+	t.seqstart_k = NEXT(SEQSTART_K, batch + 1);
+	t.seqlen_q = NEXT(SEQLEN_Q, batch);
+	t.leftpad_k = NEXT(LEFTPAD_K, batch);
+	t.kv_indptr = NEXT(KV_INDPTR, batch + 1);
+	t.kv_page_indices = NEXT(KV_PAGE_INDICES, (uint64_t)p->n_page_indices);
+	t.kv_last_page_len = NEXT(KV_LAST_PAGE_LEN, batch);
+	t.cache_batch_idx = NEXT(CACHE_BATCH_IDX, batch);
+#undef NEXT
+	t.seqlen_k_before = next_words(block, &words, lengths, batch);
+	t.seqlen_k = next_words(block, &words, lengths, batch);
+	if (paged) {
+		t.table_columns = table_columns(p);
+		t.block_table_stride = table_stride(p);
+		t.block_table = next_words(block, &words, true,
+					   (uint64_t)table_rows(p) * (uint64_t)t.table_columns);
+	}
+	*ret_words = words;
+	return t;
+}
+
+struct index_tables indices_layout(const struct fmha_problem *p, uint64_t block)
+{
+	uint64_t words;
+
+	return block ? lay_out(p, block, &words) : (struct index_tables){0};
+}
+
+uint64_t indices_words(const struct fmha_problem *p)
+{
+	uint64_t words;
+
+	(void)lay_out(p, 0, &words);
+	return words;
+}
+
+uint64_t plan_indices_bytes(const struct plan *plan)
+{
+	return indices_words(&plan->problem) * sizeof(int32_t);
+}
+
+/* An append's targets: no more than the cache has, or its check stops early. */
+static uint64_t append_entries(const struct plan *plan)
+{
+	const struct fmha_problem *p = &plan->problem;
+	uint64_t most = (uint64_t)p->batch, have = (uint64_t)plan->axes.k.outer;
+
+	if (p->seqlen_new == 0)
+		return 0;
+	if (plan_paged(p))
+		most *= (uint64_t)(p->seqlen_new / p->page_size) + 2;
+	return most < have ? most : have;
+}
+
+uint64_t plan_row_entries(const struct plan *plan)
+{
+	const struct fmha_problem *p = &plan->problem;
+	uint64_t rows = (uint64_t)p->batch * (uint64_t)p->seqlen_new, each = 0;
+
+	each += plan_present(p, FMHA_T_SLOT_MAPPING) + plan_present(p, FMHA_T_POSITIONS);
+	if (plan_present(p, FMHA_T_K_NEW) && p->k_new.dtype != p->k.dtype && !p->descale_computed)
+		each += 2 * (uint64_t)p->nhead_k;
+	return rows * each;
+}
+
+uint64_t plan_index_entries(const struct plan *plan)
+{
+	return indices_words(&plan->problem) + append_entries(plan) + plan_row_entries(plan) +
+	       (plan->workspace_head_bytes > 0 ? (uint64_t)plan->problem.batch : 0);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * work.c: what one run will do, from its arguments. predict.c tells what a problem costs at least,
+ * work.c: what one run will do, from its arguments. estimate.c tells what a problem costs at least,
  * before lengths are known, and takes the mean of those of group mode; whoever lets a run have a
  * thread that others wait for needs what this run has really been given.
  */

@@ -231,18 +231,8 @@ static int spawn(struct worker_process *process, uv_exit_cb on_exit, char **envi
 	return uv_spawn(&process->front->loop, &process->process, &options);
 }
 
-static void on_compiled(void *owner, uint32_t id, const struct proto_compile_result *result, int fd,
-			const struct fmha_error *error)
-{
-	struct worker_process *process = owner;
-
-	if (error->code == FMHA_OK)
-		connection_answer(&process->control, id, PROTO_COMPILE, result, fd);
-	else
-		connection_answer_error(&process->control, id, error);
-}
-
-static struct worker_process *process_new(struct worker_slot *slot, int *ret_page_fd)
+static struct worker_process *process_new(struct worker_slot *slot, builder_done compiled,
+					  int *ret_page_fd)
 {
 	struct worker_process *process = calloc(1, sizeof(*process));
 
@@ -251,17 +241,18 @@ static struct worker_process *process_new(struct worker_slot *slot, int *ret_pag
 	process->slot = slot;
 	process->front = slot->front;
 	process->oom_kills = cgroup_oom_kills("/proc", "/sys");
-	process->compiles = (struct builder_asker){.done = on_compiled, .owner = process};
+	process->compiles = (struct builder_asker){.done = compiled, .owner = process};
 	list_init(&process->compiles.requests);
 	process->page = make_page(slot, ret_page_fd);
 	return process;
 }
 
 int worker_process_start(struct worker_slot *slot, const struct connection_ops *ops,
-			 uv_exit_cb on_exit, struct fmha_error *err)
+			 builder_done compiled, uv_exit_cb on_exit, struct fmha_error *err)
 {
 	_cleanup_(closep) int page_fd = -1, ours = -1, theirs = -1;
-	_cleanup_(process_freep) struct worker_process *process = process_new(slot, &page_fd);
+	_cleanup_(process_freep) struct worker_process *process = process_new(slot, compiled,
+									      &page_fd);
 	_cleanup_(freep) char **environment = worker_environment();
 	struct worker_process *started = process;
 	int pair[2], r;

@@ -36,11 +36,11 @@ struct worker_process {
 /*
  * Starts a process for the slot, which holds it from then on, also when only its control socket
  * failed: then it is killed and @on_exit comes.
- * @on_exit: the process has ended; @ops: of its control socket, but for on_closed
+ * @ops: of its control socket, but for on_closed; @compiled: what it has asked to be compiled; @on_exit: it has ended
  * Return: 0 or a negative FMHA_E* code.
  */
 int worker_process_start(struct worker_slot *slot, const struct connection_ops *ops,
-			 uv_exit_cb on_exit, struct fmha_error *err);
+			 builder_done compiled, uv_exit_cb on_exit, struct fmha_error *err);
 /* Takes NULL, and one that is dead. */
 void worker_process_kill(struct worker_process *process, enum kill_reason reason);
 /* Hands the front's configuration on; takes NULL, and one that is starting. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include <base/clock.h>
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <base/log.h>
 
 #define LONGEST_NS (86400 * NS_PER_S)

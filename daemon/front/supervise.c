@@ -119,6 +119,17 @@ static void on_restored(struct worker_slot *slot, uint32_t id, int fd)
 	slot->front->device_ready(slot);
 }
 
+static void on_compiled(void *owner, uint32_t id, const struct proto_compile_result *result, int fd,
+			const struct fmha_error *error)
+{
+	struct worker_process *process = owner;
+
+	if (error->code == FMHA_OK)
+		connection_answer(&process->control, id, PROTO_COMPILE, result, fd);
+	else
+		connection_answer_error(&process->control, id, error);
+}
+
 static int supervise_handle(struct connection *control, uint32_t id, enum proto_method method,
 			    const union proto_any_params *params, int *fd, struct fmha_error *err)
 {
@@ -258,7 +269,7 @@ void worker_slot_start(struct worker_slot *slot)
 	struct fmha_error err;
 
 	slot->n_starts++;
-	if (worker_process_start(slot, &control_ops, on_process_exit, &err) < 0) {
+	if (worker_process_start(slot, &control_ops, on_compiled, on_process_exit, &err) < 0) {
 		snprintf(slot->reason, sizeof(slot->reason), "%s", err.msg);
 		log_slot(slot, LOG_LEVEL_ERROR, "device %u: %s", slot->index, err.msg);
 		if (!slot->process)

@@ -8,33 +8,21 @@
 
 #include <proto/clamp.h>
 #include <proto/error.h>
+#include <proto/fnv.h>
 
 #define MOST_US 1e12
 
 /* ---- the table ---- */
 
-/* FNV-1a. */
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-	for (; *text; text++)
-		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
-	return hash;
-}
-
-static uint64_t hash_shape(const char *shape)
-{
-	return hash_text(0xcbf29ce484222325, shape);
-}
-
 /* From the same start, so that the rows of a shape share a slot. */
 static uint64_t hash_row(const char *kernel, const char *shape, int32_t n_splits)
 {
-	return hash_text(hash_shape(shape) ^ (uint32_t)n_splits, kernel);
+	return fnv_text(fnv_text(FNV_START, shape) ^ (uint32_t)n_splits, kernel);
 }
 
 static size_t slot_of(const char *shape)
 {
-	return hash_shape(shape) % TIMES_SLOTS;
+	return fnv_text(FNV_START, shape) % TIMES_SLOTS;
 }
 
 static struct times_row *times_find(const struct times *times, const char *kernel,

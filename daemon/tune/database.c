@@ -9,6 +9,7 @@
 #include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
+#include <proto/fnv.h>
 #include <specs/backend.h>
 
 struct tune_database {
@@ -22,14 +23,6 @@ struct tune_database {
 };
 
 /* ---- identity ---- */
-
-/* FNV-1a; one text after the other. */
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-	for (; *text; text++)
-		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
-	return (hash ^ 0xff) * 0x100000001b3;
-}
 
 /* What times hold for, as files name it. */
 static const struct word {
@@ -90,11 +83,11 @@ void tune_settings_file(const struct proto_worker_ready_params *identity,
 
 void tune_results_file(const struct proto_worker_ready_params *identity, char name[TUNE_NAME_BYTES])
 {
-	uint64_t hash = 0xcbf29ce484222325;
+	uint64_t hash = FNV_START;
 	char slug[64];
 
 	for (size_t i = 0; i < N_WORDS; i++)
-		hash = hash_text(hash, word_of(identity, i));
+		hash = fnv_add(fnv_text(hash, word_of(identity, i)), 0xff);
 	slug_of(identity->model, slug);
 	(void)snprintf(name, TUNE_NAME_BYTES, "%s-%016llx.json", slug, (unsigned long long)hash);
 }

@@ -92,6 +92,7 @@ static char *rest_json(struct worker *worker, uint64_t running_ns)
 	const struct device_info *info = device_get_info(worker->device);
 	const uint64_t *used = worker->accounts.used;
 	uint64_t now = clock_ns();
+	struct device_code_status codes;
 	cJSON *root, *item;
 
 	json_begin();
@@ -112,11 +113,12 @@ static char *rest_json(struct worker *worker, uint64_t running_ns)
 	cJSON_AddNumberToObject(item, "buffers", (double)used[ACCOUNT_BUFFERS]);
 	cJSON_AddNumberToObject(item, "bytes", (double)used[ACCOUNT_MEMORY]);
 	cJSON_AddNumberToObject(item, "sigbus_hits", (double)guard_hits());
+	codes = device_code_status(worker->device);
 	item = cJSON_AddObjectToObject(root, "code");
-	cJSON_AddNumberToObject(item, "kernels", (double)worker->plans.codes.n);
-	cJSON_AddNumberToObject(item, "bytes", (double)worker->plans.codes.bytes);
-	cJSON_AddNumberToObject(item, "idle", device_count_idle(worker->device));
-	cJSON_AddNumberToObject(item, "unloaded", (double)worker->plans.codes.n_dropped);
+	cJSON_AddNumberToObject(item, "kernels", (double)codes.n);
+	cJSON_AddNumberToObject(item, "bytes", (double)codes.bytes);
+	cJSON_AddNumberToObject(item, "idle", (double)codes.n_idle);
+	cJSON_AddNumberToObject(item, "unloaded", (double)codes.n_unloaded);
 	item = cJSON_AddObjectToObject(root, "runs");
 	cJSON_AddNumberToObject(item, "pending", worker->runs.n_pending);
 	cJSON_AddNumberToObject(item, "running_ns", (double)running_ns);

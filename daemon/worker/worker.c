@@ -112,7 +112,6 @@ static void open_alarm(struct worker *worker)
 	    uv_poll_init(&worker->loop, &worker->ends.alarm_poll, worker->ends.alarm_fd) < 0)
 		return;
 	uv_poll_start(&worker->ends.alarm_poll, UV_READABLE, on_alarm);
-	device_set_soon(worker->device, soon);
 }
 
 /* ---- the control connection ---- */
@@ -309,14 +308,17 @@ static struct worker_page *map_page(struct fmha_error *err)
 
 static int open_device(struct worker *worker, struct fmha_error *err)
 {
+	static const struct device_calls calls = {.wake = wake,
+						  .soon = soon,
+						  .build = prepare_build,
+						  .cancel_build = prepare_cancel_build,
+						  .is_quarantined = kernels_is_quarantined};
 	const struct device_info *info;
-	int r = device_open(worker->config, wake, worker, &worker->device, err);
+	int r = device_open(worker->config, &calls, worker, &worker->device, err);
 
 	if (r < 0)
 		return r;
 	open_alarm(worker);
-	device_set_builder(worker->device, prepare_build, prepare_cancel_build, local_drop_code,
-			   worker);
 	info = device_get_info(worker->device);
 	if (info->mps == DEVICE_MPS_ABSENT)
 		log_warning(
@@ -331,7 +333,6 @@ static int open_device(struct worker *worker, struct fmha_error *err)
 	if (info->no_handles[0])
 		log_warning("device %s: IPC handles are refused: %s", info->name, info->no_handles);
 	roof_init(&worker->plans.roof, worker->config, info);
-	device_set_quarantine(worker->device, kernels_is_quarantined, worker);
 	r = kernels_open(worker, err);
 	if (r < 0)
 		return r;
@@ -389,7 +390,6 @@ static int worker_init(struct worker *worker, struct fmha_error *err)
 	worker->config = &worker->settings.devices[worker->page->device];
 	memcpy(worker->limits.value, worker->settings.limits, sizeof(worker->limits.value));
 	accounts_init(&worker->accounts, &worker->limits);
-	local_codes_init(&worker->plans.codes);
 	list_init(&worker->sessions);
 	list_init(&worker->runs.requests);
 	list_init(&worker->runs.free_requests);

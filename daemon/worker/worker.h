@@ -25,6 +25,7 @@
 #include <base/worker_page.h>
 #include <device/device.h>
 #include <dispatch/plan.h>
+#include <proto/error.h>
 
 #include "census.h"
 #include "offload.h"
@@ -33,13 +34,6 @@
 
 struct trace;
 struct tuner;
-
-/* Code of the kernels that are loaded, found by a kernel's name and by its hash. */
-#define WORKER_CODE_LISTS 1024
-struct worker_codes {
-	struct list by_name[WORKER_CODE_LISTS], by_hash[WORKER_CODE_LISTS];
-	uint64_t n, bytes, n_dropped; /* n_dropped: so far */
-};
 
 #define WORKER_FAMILIES 12 /* more than there are */
 
@@ -76,7 +70,10 @@ struct worker_idle {
 struct worker_plans {
 	struct plan_device device;
 	uint32_t acting_uid; /* the user for whom kernels are being chosen */
-	/* The registry has the page's quarantine of this version, and until then. */
+	/* The page's quarantine of that version. */
+	struct worker_quarantine quarantine;
+	uint32_t quarantine_version;
+	/* The registry has that of this version, and until then. */
 	uint32_t marked_version;
 	uint64_t marked_until_ns;
 	struct spec_catalog *catalog;
@@ -84,7 +81,6 @@ struct worker_plans {
 	struct predict_model *model;
 	struct census census;
 	struct roof roof;
-	struct worker_codes codes;   /* local.c: of every kernel that is loaded */
 	struct slabs slabs;          /* of struct session_plan */
 	uint64_t n;                  /* made so far */
 	uint64_t n_by[PLAN_N_BASES]; /* of those whose kernels were chosen by time */
@@ -225,8 +221,8 @@ struct session_plan {
 	const struct device_kernel *kernels[PLAN_MAX_STAGES]; /* had in its user's name */
 	struct registry_entry *entries[PLAN_MAX_STAGES];      /* NULL: not looked up yet */
 	struct culprit culprits[PLAN_MAX_STAGES];
-	uint64_t serial;            /* no other plan of this worker ever has the same; from 1 */
-	bool fixed;                 /* its arguments follow from where its buffers lie */
+	uint64_t serial; /* no other plan of this worker ever has the same; from 1 */
+	bool fixed; /* nothing of a run depends on what lies in a buffer: arguments and copies are those of the last */
 	bool fetches;               /* integer tensors lie where the host has to copy them from */
 	struct family_work *family; /* of the worker; NULL: not settled yet */
 	double roof_ns;             /* what the roof allows for a run; 0: it is not known */
@@ -255,8 +251,17 @@ void session_offload_ended(struct session *session);
 void session_offload_late(struct session *session, uint32_t request, const struct fmha_error *err);
 
 /* Whether the connection may own one more. Return: 0 or FMHA_EQUOTA. */
-int session_has_room(struct session *session, enum limit limit, const struct table *table,
-		     const char *what, struct fmha_error *err);
+static inline int session_has_room(struct session *session, enum limit limit,
+				   const struct table *table, const char *what,
+				   struct fmha_error *err)
+{
+	struct limits *limits = &session->worker->limits;
+
+	if (!limit_exceeded(limits, limit, (uint64_t)table->n_used + 1))
+		return 0;
+	return fmha_error_set(err, FMHA_EQUOTA, "more than %llu %s on one connection",
+			      (unsigned long long)limits->value[limit], what);
+}
 
 /* ---- buffer.c ---- */
 
@@ -306,7 +311,14 @@ void session_plan_replace(struct session *session, uint64_t id, const struct pla
 /* Return: 0 or FMHA_ENOENT. */
 int session_plan_release(struct session *session, uint64_t id, struct fmha_error *err);
 
-/* ---- plans.c: what a session asks for ---- */
+/* ---- plans.c: what a session asks for, and plans that wait for their kernels ---- */
+
+/* Of struct device_calls: asks the front. @worker_pointer: struct worker. */
+int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
+/* The same: tells the front. */
+void prepare_cancel_build(void *worker_pointer, struct device_build *build);
+/* The client is gone. */
+void prepare_forget(struct session *session);
 
 /*
  * Requests that plan: plan, local_plan, explain, local_runs, and runs whose plan is chosen again. Where a model estimates many
@@ -323,18 +335,8 @@ int planning_request(struct session *session, uint32_t id, enum proto_method met
  */
 void session_plan_refresh(struct session *session, uint64_t id, struct session_plan *plan);
 
-/* ---- local.c: what clients need to launch in contexts of their own ---- */
+/* ---- local_plan.c: what clients need to launch in contexts of their own ---- */
 
-void local_codes_init(struct worker_codes *codes);
-/*
- * A kernel's code object and its hash, as the front gave them: @fd is borrowed. Without memory or a descriptor for it
- * kernels that nobody has make room.
- * Return: 0, FMHA_ENOMEM.
- */
-int local_keep_code(struct worker *worker, const char *kernel, int fd,
-		    const struct proto_compile_result *result, struct fmha_error *err);
-/* A device_unloaded. @worker_pointer: struct worker. */
-void local_drop_code(void *worker_pointer, const char *kernel);
 /* Answers request @id with the plan, all kernels of which are ready. @tables: NULL: it has none. */
 void local_answer(struct session *session, uint32_t id, const struct plan *plan,
 		  const struct device_kernel *const kernels[PLAN_MAX_STAGES],
@@ -362,24 +364,6 @@ void run_request(struct session *session, uint32_t id, const struct proto_run_pa
 int run_cancel(struct session *session, uint32_t id, struct fmha_error *err);
 /* The client is gone: what waits is dropped, what runs is stopped. */
 void run_cancel_all(struct session *session);
-
-/* ---- prepare.c: plans that wait for their kernels ---- */
-
-/* A device_builder: asks the front. @worker_pointer: struct worker. */
-int prepare_build(void *worker_pointer, struct device_build *build, struct fmha_error *err);
-/* A device_unbuilder: tells the front. */
-void prepare_cancel_build(void *worker_pointer, struct device_build *build);
-/*
- * Makes the plan's kernels ready, then answers request @id with @result, or a local one's with its
- * launches. On failure the plan leaves the session's table and the answer is the error. Of a local
- * plan the reference is taken. Return: 0 (answered, now or later), FMHA_E*.
- */
-int prepare_plan(struct session *session, uint32_t id, struct session_plan *plan,
-		 const struct proto_plan_result *result, struct fmha_error *err);
-/* Makes @next ready in the background; then it takes the place of plan @id, if that is still there. */
-void prepare_renewal(struct session *session, uint64_t id, const struct plan *next);
-/* The client is gone. */
-void prepare_forget(struct session *session);
 
 /* ---- status.c ---- */
 

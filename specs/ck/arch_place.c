@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* arch_place.c: where in its file one of an arch's spaces stands. */
 #include "catalog_impl.h"
-#include "space_build.h"
 
 void arch_place_init(struct arch_place *place, const struct spec_catalog *catalog, int arch,
 		     int space)

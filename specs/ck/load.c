@@ -9,12 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <proto/error.h>
 
 #include "catalog_impl.h"
-#include "space_build.h"
 
 /* ---- rules ---- */
 

@@ -3,17 +3,15 @@
 #include <stdlib.h>
 
 #include <proto/error.h>
+#include <proto/fnv.h>
 
 #include "set_impl.h"
 
-/* FNV's way: a set has up to a million kernels, and no two of them the same. */
+/* A set has up to a million kernels, and no two of them the same. */
 static size_t slot_of(const struct spec_set *set, const struct kernel_spec *spec)
 {
-	const uint8_t *bytes = (const uint8_t *)spec;
-	uint64_t hash = 0xcbf29ce484222325u;
+	uint64_t hash = fnv_bytes(FNV_START, spec, sizeof(*spec));
 
-	for (size_t i = 0; i < sizeof(*spec); i++)
-		hash = (hash ^ bytes[i]) * 0x100000001b3u;
 	return (hash ^ hash >> 32) & (set->n_slots - 1);
 }
 

@@ -18,8 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <proto/error.h>
-
 #include "space_build.h"
 
 struct space_builder {

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <proto/error.h>
-
 #include "sweep.h"
 
 static const uint8_t list_fields[] = {SPEC_FIELD_data_type, SPEC_FIELD_pipeline,    SPEC_FIELD_mask,

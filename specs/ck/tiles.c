@@ -16,8 +16,6 @@
  */
 #include <stdlib.h>
 
-#include <proto/error.h>
-
 #include "tiles.h"
 
 /* What a generator may read besides the tile itself: tile lists are shared by these. */

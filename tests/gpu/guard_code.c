@@ -80,6 +80,13 @@ static void must(const char *what, int r, const struct fmha_error *err)
 		fail_msg("%s: %s", what, err->msg);
 }
 
+static void wake(void *owner)
+{
+	(void)owner; /* who waits looks by itself */
+}
+
+static const struct device_calls calls = {.wake = wake, .build = request};
+
 struct guard_code *guard_code_new(struct device *device, const struct guard_files *files, int jobs,
 				  uint32_t most)
 {
@@ -103,7 +110,8 @@ struct guard_code *guard_code_new(struct device *device, const struct guard_file
 	must("cache", cache_new(&cache, &code->cache, &err), &err);
 	must("compilers",
 	     compile_queue_new(&code->config, code->cache, jobs, false, &code->queue, &err), &err);
-	device_set_builder(device, request, NULL, NULL, code);
+	device->calls = &calls;
+	device->owner = code;
 	return code;
 }
 
@@ -157,7 +165,7 @@ int guard_code_prepare(struct guard_code *code, const struct plan *plan, struct 
 
 static void deliver(struct guard_code *code, struct guard_build *build)
 {
-	const struct device_code image = {.data = build->image};
+	const struct device_code image = {.data = build->image, .fd = -1};
 
 	code->error = (struct fmha_error){0};
 	build->wanted->done(build->wanted, build->image ? &image : NULL, &build->error);

@@ -81,10 +81,11 @@ static void wake(void *owner)
 /* As a worker does. */
 static int open_device(struct fmha_error *err)
 {
+	static const struct device_calls calls = {.wake = wake};
 	const struct config_device config = {.backend = "cuda"};
 	struct registry_device kind = {0};
 	const struct device_info *info;
-	int r = device_open(&config, wake, NULL, &device, err);
+	int r = device_open(&config, &calls, NULL, &device, err);
 
 	if (r < 0)
 		return r;

@@ -432,7 +432,7 @@ def test_an_idle_worker_keeps_nothing_of_sessions_that_have_ended():
                 for _ in range(100):
                     small_plan(device, buffer)
                 small_plan(other, other.buffer_create(4096))
-        assert private_mib(pid) > before + 10
+            assert private_mib(pid) > before + 10
         assert fmhad.until(lambda: private_mib(pid) < before + 6, 20, 0.1)
 
 

@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <stdint.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <kernels/external_memory.h>

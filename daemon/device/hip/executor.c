@@ -470,8 +470,8 @@ static void sleep_towards(struct gpu_device *gpu, struct watch *watch, const str
 {
 	uint64_t until = look->from - watch->late_ns, now;
 
-	if (gpu->device.soon)
-		gpu->device.soon(gpu->device.owner, look->from, look->until);
+	if (gpu->device.calls->soon)
+		gpu->device.calls->soon(gpu->device.owner, look->from, look->until);
 	if (!sleep_until(gpu, until))
 		return;
 	now = clock_ns();

@@ -86,10 +86,12 @@ struct gpu_device {
 
 	/* kernels.c; loop thread only */
 	struct list kernels[GPU_KERNEL_LISTS]; /* by identity */
-	struct gpu_order orders[GPU_ORDERS];   /* the last that plans were told of */
-	uint32_t n_orders;                     /* so far */
+	struct list
+		codes[GPU_KERNEL_LISTS]; /* of those that are loaded, by the hash of their code */
+	struct device_code_status status;
+	struct gpu_order orders[GPU_ORDERS]; /* the last that plans were told of */
+	uint32_t n_orders;                   /* so far */
 	struct list idle; /* those that nobody has, the ones that were had last at the end */
-	uint32_t n_idle;
 	uint64_t idle_bytes, most_idle, most_idle_bytes;
 };
 
@@ -177,15 +179,14 @@ struct gpu_hold {
 };
 
 struct device_kernel {
-	struct list in_kernels, in_idle;
+	struct list in_kernels, in_codes, in_idle;
 	struct gpu_kernel choice;
 	struct build_identity identity;
 	enum gpu_kernel_state state;
-	uint32_t spills; /* as its code says, once it has been seen */
 	hipModule_t module;
 	void *image; /* of the module, where it needs that to stay */
 	hipFunction_t function;
-	uint64_t bytes; /* of its code; 0: not seen yet */
+	struct device_code code; /* spills: as it says, once it has been seen */
 	struct gpu_build *builds;
 	struct device_waiter *waiters;
 	uint32_t n_served; /* waiters that were told, and others for whom it must not go */
@@ -210,10 +211,10 @@ void gpu_forget(struct device *device, struct device_waiter *waiter);
 int gpu_hold(struct device *device, struct device_kernel *kernel, uint32_t uid, bool *ret_first,
 	     struct fmha_error *err);
 bool gpu_drop(struct device *device, struct device_kernel *kernel, uint32_t uid);
-uint64_t gpu_kernel_bytes(const struct device_kernel *kernel);
-uint32_t gpu_kernel_spills(const struct device_kernel *kernel);
+const struct device_code *gpu_kernel_code(const struct device_kernel *kernel);
+const struct device_code *gpu_find_code(const struct device *device, const uint8_t *hash);
 void gpu_set_idle(struct device *device, uint64_t most, uint64_t most_bytes);
-uint32_t gpu_count_idle(const struct device *device);
+struct device_code_status gpu_code_status(const struct device *device);
 void gpu_kernels_init(struct gpu_device *gpu);
 void gpu_kernels_free(struct gpu_device *gpu);
 

@@ -231,7 +231,7 @@ static void gpu_trim(struct device *device)
 static bool gpu_make_room(struct device *device, uint64_t bytes)
 {
 	struct gpu_device *gpu = gpu_device_of(device);
-	bool any = gpu->n_idle > 0 || gpu->free_workspaces || gpu->free_staging;
+	bool any = gpu->status.n_idle > 0 || gpu->free_workspaces || gpu->free_staging;
 
 	if (bytes > device->info.memory_bytes || !any)
 		return false;
@@ -247,11 +247,11 @@ static const struct device_code_ops code_ops = {
 	.forget = gpu_forget,
 	.hold = gpu_hold,
 	.drop = gpu_drop,
-	.kernel_bytes = gpu_kernel_bytes,
-	.kernel_spills = gpu_kernel_spills,
+	.kernel_code = gpu_kernel_code,
+	.find_code = gpu_find_code,
 	.set_idle = gpu_set_idle,
 	.unload_idle = gpu_unload_idle,
-	.count_idle = gpu_count_idle,
+	.status = gpu_code_status,
 };
 
 static const struct device_staging_ops staging_ops = {

@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include <base/memfd.h>
 #include <proto/error.h>
 
 #define USUALLY_IDLE 16
@@ -83,7 +85,7 @@ int gpu_find_kernel(struct device *device, enum abi_family family, uint32_t dtyp
 		return 1;
 	}
 	seen = find_kernel(gpu, &order->identity);
-	stage->spills = seen ? seen->spills : 0;
+	stage->spills = seen ? seen->code.spills : 0;
 	why = gpu_kernel_launch(&order->kernel, gpu->device.info.compute_units, args,
 				&stage->launch);
 	if (why) {
@@ -107,6 +109,8 @@ static struct device_kernel *kernel_of_order(struct gpu_device *gpu, const struc
 	kernel->choice = order->kernel;
 	kernel->identity = order->identity;
 	kernel->state = GPU_KERNEL_BROKEN; /* until somebody asks for its code */
+	kernel->code.fd = -1;
+	list_init(&kernel->in_codes);
 	list_init(&kernel->in_idle);
 	list_prepend(list_of(gpu, &order->identity), &kernel->in_kernels);
 	return kernel;
@@ -140,13 +144,31 @@ static void unload_later(struct gpu_device *gpu, struct device_kernel *kernel)
 	gpu_reclaim(gpu, code);
 }
 
+static struct list *list_of_code(struct gpu_device *gpu, const uint8_t *hash)
+{
+	return &gpu->codes[(hash[0] | (uint32_t)hash[1] << 8) % GPU_KERNEL_LISTS];
+}
+
+static void forget_code(struct gpu_device *gpu, struct device_kernel *kernel)
+{
+	if (list_is_empty(&kernel->in_codes))
+		return;
+	list_remove(&kernel->in_codes);
+	if (kernel->code.fd >= 0)
+		(void)close(kernel->code.fd);
+	kernel->code.fd = -1;
+	gpu->status.n--;
+	gpu->status.bytes -= kernel->code.bytes;
+	gpu->status.n_unloaded++;
+}
+
 static void wake(struct gpu_device *gpu, struct device_kernel *kernel)
 {
 	if (list_is_empty(&kernel->in_idle))
 		return;
 	list_remove(&kernel->in_idle);
-	gpu->n_idle--;
-	gpu->idle_bytes -= kernel->bytes;
+	gpu->status.n_idle--;
+	gpu->idle_bytes -= kernel->code.bytes;
 }
 
 /* Nobody has it, nor is there anybody who waits for it. */
@@ -154,7 +176,7 @@ static void forget_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
 {
 	wake(gpu, kernel);
 	list_remove(&kernel->in_kernels);
-	device_tell_unloaded(&gpu->device, kernel->choice.build.name);
+	forget_code(gpu, kernel);
 	unload_later(gpu, kernel);
 	free(kernel);
 }
@@ -179,7 +201,7 @@ static uint32_t richest_user(const struct gpu_device *gpu, bool by_bytes)
 			users[n_users].uid = kernel->owner;
 			users[n_users++].n = 0;
 		}
-		users[i].n += by_bytes ? kernel->bytes : 1;
+		users[i].n += by_bytes ? kernel->code.bytes : 1;
 		if (users[i].n > users[richest].n)
 			richest = i;
 	}
@@ -188,8 +210,8 @@ static uint32_t richest_user(const struct gpu_device *gpu, bool by_bytes)
 
 static void trim(struct gpu_device *gpu)
 {
-	while (gpu->n_idle > gpu->most_idle || gpu->idle_bytes > gpu->most_idle_bytes) {
-		uint32_t uid = richest_user(gpu, gpu->n_idle <= gpu->most_idle);
+	while (gpu->status.n_idle > gpu->most_idle || gpu->idle_bytes > gpu->most_idle_bytes) {
+		uint32_t uid = richest_user(gpu, gpu->status.n_idle <= gpu->most_idle);
 
 		list_for_each_entry(struct device_kernel, kernel, &gpu->idle, in_idle) {
 			if (kernel->owner != uid)
@@ -211,8 +233,8 @@ static void settle(struct gpu_device *gpu, struct device_kernel *kernel)
 		return;
 	}
 	list_append(&gpu->idle, &kernel->in_idle);
-	gpu->n_idle++;
-	gpu->idle_bytes += kernel->bytes;
+	gpu->status.n_idle++;
+	gpu->idle_bytes += kernel->code.bytes;
 	trim(gpu);
 }
 
@@ -252,14 +274,20 @@ bool gpu_drop(struct device *device, struct device_kernel *kernel, uint32_t uid)
 	return true;
 }
 
-uint64_t gpu_kernel_bytes(const struct device_kernel *kernel)
+const struct device_code *gpu_kernel_code(const struct device_kernel *kernel)
 {
-	return kernel->bytes;
+	return &kernel->code;
 }
 
-uint32_t gpu_kernel_spills(const struct device_kernel *kernel)
+const struct device_code *gpu_find_code(const struct device *device, const uint8_t *hash)
 {
-	return kernel->spills;
+	struct gpu_device *gpu = gpu_device_of((struct device *)device);
+
+	list_for_each_entry(struct device_kernel, kernel, list_of_code(gpu, hash), in_codes) {
+		if (memcmp(kernel->code.hash, hash, sizeof(kernel->code.hash)) == 0)
+			return &kernel->code;
+	}
+	return NULL;
 }
 
 void gpu_set_idle(struct device *device, uint64_t most, uint64_t most_bytes)
@@ -280,9 +308,9 @@ void gpu_unload_idle(struct device *device)
 	}
 }
 
-uint32_t gpu_count_idle(const struct device *device)
+struct device_code_status gpu_code_status(const struct device *device)
 {
-	return ((const struct gpu_device *)device)->n_idle;
+	return ((const struct gpu_device *)device)->status;
 }
 
 static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kernel,
@@ -291,7 +319,7 @@ static hipError_t load_module(struct gpu_device *gpu, struct device_kernel *kern
 	hipError_t status = hipModuleLoadData(&kernel->module, image);
 	uint64_t since;
 
-	if (status != hipErrorOutOfMemory || gpu->n_idle == 0)
+	if (status != hipErrorOutOfMemory || gpu->status.n_idle == 0)
 		return status;
 	since = gpu_reclaimed(gpu);
 	gpu_unload_idle(&gpu->device);
@@ -322,6 +350,33 @@ static int kernel_load(struct gpu_device *gpu, struct device_kernel *kernel,
 		return 0;
 	unload(kernel);
 	return gpu_error(status, kernel->choice.build.name, err);
+}
+
+/*
+ * Code stays in the file that the front has made, sealed, for clients who launch it themselves: each gets a descriptor
+ * of the same one. Its pages are there once, for as long as the kernel is loaded. Kernels that nobody has make room for
+ * the descriptor.
+ */
+static int keep_code(struct gpu_device *gpu, struct device_kernel *kernel,
+		     const struct device_code *code, struct fmha_error *err)
+{
+	int fd = code->fd < 0 ? -1 : memfd_again(code->fd);
+
+	if (fd < 0 && code->fd >= 0) {
+		gpu_unload_idle(&gpu->device);
+		fd = memfd_again(code->fd);
+	}
+	if (fd < 0 && code->fd >= 0) {
+		unload(kernel);
+		return fmha_error_set(err, FMHA_ENOMEM, "no descriptor for the code of %.150s",
+				      kernel->choice.build.name);
+	}
+	kernel->code.fd = fd;
+	memcpy(kernel->code.hash, code->hash, sizeof(code->hash));
+	list_append(list_of_code(gpu, code->hash), &kernel->in_codes);
+	gpu->status.n++;
+	gpu->status.bytes += code->bytes;
+	return 0;
 }
 
 /* ---- who waits ---- */
@@ -393,10 +448,11 @@ static void take_code(struct gpu_device *gpu, struct device_kernel *kernel, uint
 	if (kernel->state == GPU_KERNEL_READY)
 		return; /* another user's request was answered first */
 	if (code) {
-		kernel->spills = code->spills;
-		kernel->bytes = code->bytes;
+		kernel->code.spills = code->spills;
+		kernel->code.bytes = code->bytes;
 	}
-	if (code && kernel_load(gpu, kernel, code, err) == 0) {
+	if (code && kernel_load(gpu, kernel, code, err) == 0 &&
+	    keep_code(gpu, kernel, code, err) == 0) {
 		kernel->state = GPU_KERNEL_READY;
 		tell(kernel, NULL, err);
 		return;
@@ -576,14 +632,16 @@ void gpu_forget(struct device *device, struct device_waiter *waiter)
 
 void gpu_kernels_init(struct gpu_device *gpu)
 {
-	for (size_t i = 0; i < GPU_KERNEL_LISTS; i++)
+	for (size_t i = 0; i < GPU_KERNEL_LISTS; i++) {
 		list_init(&gpu->kernels[i]);
+		list_init(&gpu->codes[i]);
+	}
 	list_init(&gpu->idle);
 	gpu->most_idle = USUALLY_IDLE;
 	gpu->most_idle_bytes = UINT64_MAX;
 }
 
-static void free_kernel(struct device_kernel *kernel)
+static void free_kernel(struct gpu_device *gpu, struct device_kernel *kernel)
 {
 	for (struct device_waiter *w = kernel->waiters; w; w = w->next)
 		w->kernel = NULL;
@@ -595,6 +653,7 @@ static void free_kernel(struct device_kernel *kernel)
 		kernel->holds = hold->next;
 		free(hold);
 	}
+	forget_code(gpu, kernel);
 	unload(kernel);
 	free(kernel);
 }
@@ -603,6 +662,6 @@ void gpu_kernels_free(struct gpu_device *gpu)
 {
 	for (size_t i = 0; i < GPU_KERNEL_LISTS; i++)
 		list_for_each_entry(struct device_kernel, kernel, &gpu->kernels[i], in_kernels) {
-			free_kernel(kernel);
+			free_kernel(gpu, kernel);
 		}
 }

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * local_plan.c: what clients need to launch in contexts of their own: plans as data, and code by its hash.
- *
- * Code objects stay in the files that the front has made, sealed; each client gets a descriptor of
- * the same one. Their pages are there once, for as long as the device has the kernel loaded, and status says how
- * many. A descriptor that was not read yet is its user's, as any answer's.
+ * local_plan.c: what clients need to launch in contexts of their own: plans as data, and code by its hash. A
+ * descriptor of code that was not read yet is its user's, as any answer's.
  */
 #include "session/worker_registry.h"
 #include "tuner.h"
@@ -12,10 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <base/clock.h>
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <kernels/launch_wire.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
@@ -24,118 +20,6 @@
  * than this at once. */
 #define MOST_TOLD_NS (120 * NS_PER_S)
 #define MOST_RUN_NS  (2 * MOST_TOLD_NS) /* of one run: none that takes longer is believed */
-
-struct worker_code {
-	struct list by_name, by_hash;
-	char kernel[PLAN_KERNEL_BYTES];
-	int fd;
-	uint64_t bytes;
-	uint8_t hash[LAUNCH_HASH_BYTES];
-};
-
-void local_codes_init(struct worker_codes *codes)
-{
-	for (size_t i = 0; i < WORKER_CODE_LISTS; i++) {
-		list_init(&codes->by_name[i]);
-		list_init(&codes->by_hash[i]);
-	}
-}
-
-static struct list *list_of_name(struct worker_codes *codes, const char *kernel)
-{
-	uint64_t hash = fnv_text(FNV_START, kernel);
-
-	return &codes->by_name[(hash ^ hash >> 32) % WORKER_CODE_LISTS];
-}
-
-static struct list *list_of_hash(struct worker_codes *codes, const uint8_t *hash)
-{
-	return &codes->by_hash[(hash[0] | (uint32_t)hash[1] << 8) % WORKER_CODE_LISTS];
-}
-
-static struct worker_code *find_by_name(struct worker *worker, const char *kernel)
-{
-	list_for_each_entry(struct worker_code, code, list_of_name(&worker->plans.codes, kernel),
-			    by_name) {
-		if (strcmp(code->kernel, kernel) == 0)
-			return code;
-	}
-	return NULL;
-}
-
-static struct worker_code *find_by_hash(struct worker *worker, const uint8_t *hash)
-{
-	list_for_each_entry(struct worker_code, code, list_of_hash(&worker->plans.codes, hash),
-			    by_hash) {
-		if (memcmp(code->hash, hash, sizeof(code->hash)) == 0)
-			return code;
-	}
-	return NULL;
-}
-
-static void drop_code(struct worker *worker, struct worker_code *code)
-{
-	list_remove(&code->by_name);
-	list_remove(&code->by_hash);
-	worker->plans.codes.n--;
-	worker->plans.codes.bytes -= code->bytes;
-	(void)close(code->fd);
-	free(code);
-}
-
-/* NULL: no memory, or no descriptor. @fd: borrowed */
-static struct worker_code *make_code(const char *kernel, int fd,
-				     const struct proto_compile_result *result)
-{
-	struct worker_code *code = calloc(1, sizeof(*code));
-
-	if (!code)
-		return NULL;
-	code->fd = memfd_again(fd);
-	if (code->fd < 0) {
-		free(code);
-		return NULL;
-	}
-	_Static_assert(sizeof(code->hash) == sizeof(result->hash), "one hash");
-	(void)snprintf(code->kernel, sizeof(code->kernel), "%s", kernel);
-	code->bytes = result->size;
-	memcpy(code->hash, result->hash, sizeof(code->hash));
-	return code;
-}
-
-void local_drop_code(void *worker_pointer, const char *kernel)
-{
-	struct worker *worker = worker_pointer;
-	struct worker_code *code = find_by_name(worker, kernel);
-
-	if (!code)
-		return;
-	drop_code(worker, code);
-	worker->plans.codes.n_dropped++;
-}
-
-int local_keep_code(struct worker *worker, const char *kernel, int fd,
-		    const struct proto_compile_result *result, struct fmha_error *err)
-{
-	struct worker_codes *codes = &worker->plans.codes;
-	struct worker_code *code = make_code(kernel, fd, result), *old;
-
-	if (!code) {
-		device_unload_idle(worker->device);
-		code = make_code(kernel, fd, result);
-	}
-	if (!code)
-		return fmha_error_set(err, FMHA_ENOMEM,
-				      "no memory or descriptor for the code of %.150s", kernel);
-	old = find_by_name(worker, kernel);
-	if (old)
-		drop_code(worker, old);
-	list_append(list_of_name(codes, kernel), &code->by_name);
-	list_append(list_of_hash(codes, code->hash), &code->by_hash);
-	codes->n++;
-	codes->bytes += code->bytes;
-	return 0;
-}
 
 /* ---- plans ---- */
 
@@ -156,17 +40,13 @@ static int describe_launch(struct session *session, const struct launch_record *
 			   const char *family, const struct device_kernel *kernel,
 			   struct proto_launch *ret_launch, struct fmha_error *err)
 {
-	struct worker *worker = session->worker;
-	const char *name = device_kernel_name(worker->device, kernel);
-	struct worker_code *code = find_by_name(worker, name);
+	const struct device *device = session->worker->device;
 	struct launch_record with_code = *record;
 
-	if (!code)
-		return fmha_error_set(err, FMHA_EINTERNAL, "%.150s is loaded and has no code",
-				      name);
-	memcpy(with_code.code, code->hash, sizeof(code->hash));
+	memcpy(with_code.code, device_kernel_code(device, kernel)->hash, sizeof(with_code.code));
 	snprintf(ret_launch->family, sizeof(ret_launch->family), "%s", family);
-	snprintf(ret_launch->kernel, sizeof(ret_launch->kernel), "%s", name);
+	snprintf(ret_launch->kernel, sizeof(ret_launch->kernel), "%s",
+		 device_kernel_name(device, kernel));
 	return launch_to_wire(&with_code, ret_launch, err);
 }
 
@@ -309,13 +189,13 @@ int local_code(struct session *session, uint32_t id, const struct proto_code_par
 	       struct fmha_error *err)
 {
 	struct proto_code_result result;
-	struct worker_code *code;
+	const struct device_code *code;
 	int fd;
 
 	if (params->hash_bytes != LAUNCH_HASH_BYTES)
 		return fmha_error_set_field(err, FMHA_EINVAL, "hash", "hash: %u bytes, not %d",
 					    params->hash_bytes, LAUNCH_HASH_BYTES);
-	code = find_by_hash(session->worker, params->hash);
+	code = device_find_code(session->worker->device, params->hash);
 	if (!code)
 		return fmha_error_set_field(
 			err, FMHA_ENOENT, "hash",
@@ -323,8 +203,7 @@ int local_code(struct session *session, uint32_t id, const struct proto_code_par
 			"has what it has planned with");
 	fd = memfd_again(code->fd);
 	if (fd < 0)
-		return fmha_error_set(err, FMHA_ENOMEM, "no descriptor for the code of %.150s",
-				      code->kernel);
+		return fmha_error_set(err, FMHA_ENOMEM, "no descriptor for the code");
 	result.size = code->bytes;
 	connection_answer(&session->connection, id, PROTO_CODE, &result, fd);
 	return 0;

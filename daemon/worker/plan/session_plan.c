@@ -1,15 +1,80 @@
 /* SPDX-License-Identifier: MIT */
-/* session_plan.c: a plan that a session has: its kernels, what its client was told, another version in its place. */
+/* session_plan.c: a plan that a session has: for whom its kernels are chosen, which it has, what its client was told,
+ * another version in its place. */
 #include <stdio.h>
 #include <string.h>
 
-#include <base/fnv.h>
+#include <base/clock.h>
+#include <base/log.h>
 #include <cjson/cJSON.h>
 #include <proto/error.h>
+#include <proto/fnv.h>
 
 #include "roof.h"
-#include "run/request.h"
-#include "worker.h"
+#include "session/worker_registry.h"
+
+/* ---- for whom ---- */
+
+/* For whom kernels are chosen, and which of them nobody, or not that user, gets. */
+
+/* As the front has it now. */
+static const struct worker_quarantine *quarantine_of(struct worker *worker)
+{
+	struct worker_plans *plans = &worker->plans;
+
+	if (atomic_load(&worker->page->quarantine_version) != plans->quarantine_version)
+		plans->quarantine_version = worker_page_get_quarantine(worker->page,
+								       &plans->quarantine);
+	return &plans->quarantine;
+}
+
+void kernels_mark_quarantine(struct worker *worker)
+{
+	const struct worker_quarantine *what = quarantine_of(worker);
+	uint64_t now = clock_ns();
+
+	worker->plans.marked_version = worker->plans.quarantine_version;
+	worker->plans.marked_until_ns = UINT64_MAX;
+	registry_clear_quarantine(worker->plans.registry);
+	for (uint32_t i = 0; i < what->n; i++) {
+		const struct worker_quarantined *entry = &what->list[i];
+
+		if (!entry->everybody || now >= entry->until_ns)
+			continue;
+		if (registry_quarantine(worker->plans.registry, entry->kernel, NULL) < 0)
+			log_warning("quarantined kernel %s is not in the registry", entry->kernel);
+		if (entry->until_ns < worker->plans.marked_until_ns)
+			worker->plans.marked_until_ns = entry->until_ns;
+	}
+}
+
+uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor)
+{
+	const struct session *session = tensors;
+	const struct buffer *buffer = session ? table_get(&session->buffers, tensor->buffer) : NULL;
+
+	return (buffer ? (uintptr_t)buffer->memory.device : 0) + tensor->offset;
+}
+
+void kernels_act_for(struct session *session, bool local)
+{
+	struct worker *worker = session->worker;
+
+	worker->plans.acting_uid = session->uid;
+	worker->plans.device.tensors = local ? NULL : session;
+	if (worker->plans.registry &&
+	    (clock_ns() >= worker->plans.marked_until_ns ||
+	     atomic_load(&worker->page->quarantine_version) != worker->plans.marked_version))
+		kernels_mark_quarantine(worker);
+}
+
+bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code)
+{
+	struct worker *worker = worker_pointer;
+
+	return worker_quarantine_has(quarantine_of(worker), worker->plans.acting_uid, kernel, code,
+				     clock_ns());
+}
 
 /* ---- held ---- */
 
@@ -33,7 +98,7 @@ int held_take(struct device *device, struct account *account, const struct devic
 
 	if (r < 0 || !is_first)
 		return r;
-	r = held_charge(account, device_kernel_bytes(device, kernel), err);
+	r = held_charge(account, device_kernel_code(device, kernel)->bytes, err);
 	if (r < 0)
 		(void)device_drop(device, kernel, account->uid);
 	return r;
@@ -41,7 +106,8 @@ int held_take(struct device *device, struct account *account, const struct devic
 
 void held_drop(struct device *device, struct account *account, const struct device_kernel *kernel)
 {
-	uint64_t bytes = device_kernel_bytes(device, kernel);
+	const struct device_code *code = device_kernel_code(device, kernel);
+	uint64_t bytes = code ? code->bytes : 0; /* the kernel may be gone once it was dropped */
 
 	if (!device_drop(device, kernel, account->uid))
 		return;
@@ -232,6 +298,14 @@ static void session_plan_tell(struct session_plan *plan)
 	}
 }
 
+static bool has_integers(const struct plan *plan)
+{
+	for (uint32_t i = 0; i < plan->n_views; i++)
+		if (plan_view_is_integer(plan, &plan->views[i]))
+			return true;
+	return false;
+}
+
 void session_plan_settle(struct session *session, struct session_plan *plan,
 			 struct proto_plan_result *result)
 {
@@ -240,8 +314,9 @@ void session_plan_settle(struct session *session, struct session_plan *plan,
 	plan->load = load_of(&plan->plan, worker->plans.device.compute_units);
 	plan->roof_ns = roof_ns(&worker->plans.roof, &plan->plan);
 	name_culprits(session, plan);
-	plan->fixed = staging_is_constant(worker->device, &plan->plan);
-	plan->fetches = staging_fetches(worker->device, &plan->plan);
+	plan->fetches = !device_shares_memory(worker->device) && has_integers(&plan->plan);
+	plan->fixed = !plan->fetches && plan_indices_bytes(&plan->plan) == 0 &&
+		      plan->plan.workspace_head_bytes == 0 && plan_row_entries(&plan->plan) == 0;
 	/* A guess for the first run; later ones know better (run.c). */
 	plan->tiny_work = plan->plan.bytes < 1 << 20 ? 2e6 : 0;
 	session_plan_tell(plan);

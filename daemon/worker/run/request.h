@@ -48,13 +48,6 @@ uint64_t staging_device_bytes(const struct device *device, const struct plan *pl
 /* Bytes of the host's memory that a run takes: the block, and the checked copies. */
 uint64_t staging_host_bytes(const struct device *device, const struct plan *plan);
 
-/* Whether a run of the plan has integer tensors that have to be copied to the host first. */
-bool staging_fetches(const struct device *device, const struct plan *plan);
-
-/* Whether every run of the plan on the same buffers and workspace has the same arguments and
- * copies, because nothing of them depends on what lies in a buffer. */
-bool staging_is_constant(const struct device *device, const struct plan *plan);
-
 /*
  * Makes the block and points bindings[].host of integer tensors into it. Return: 1: staging_fetch()
  * has something to copy before plan_read(), 0: it has not, FMHA_ENOMEM,

@@ -15,11 +15,6 @@ static uint64_t staging_align(uint64_t bytes)
 	return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
-static bool is_integer_view(const struct plan *plan, const struct plan_view *view)
-{
-	return view->span_bytes > 0 && plan->problem.tensor[view->role].dtype == FMHA_I32;
-}
-
 uint64_t staging_device_bytes(const struct device *device, const struct plan *plan,
 			      uint64_t workspace_bytes)
 {
@@ -35,7 +30,7 @@ static uint64_t block_bytes(const struct plan *plan)
 			 staging_align(plan_indices_bytes(plan));
 
 	for (uint32_t i = 0; i < plan->n_views; i++)
-		if (is_integer_view(plan, &plan->views[i]))
+		if (plan_view_is_integer(plan, &plan->views[i]))
 			total += staging_align(plan->views[i].span_bytes);
 	return total;
 }
@@ -45,20 +40,6 @@ uint64_t staging_host_bytes(const struct device *device, const struct plan *plan
 	uint64_t block = device_shares_memory(device) ? 0 : block_bytes(plan);
 
 	return plan_indices_bytes(plan) + (block ? device_staging_cost(device, block) : 0);
-}
-
-bool staging_fetches(const struct device *device, const struct plan *plan)
-{
-	for (uint32_t i = 0; i < plan->n_views && !device_shares_memory(device); i++)
-		if (is_integer_view(plan, &plan->views[i]))
-			return true;
-	return false;
-}
-
-bool staging_is_constant(const struct device *device, const struct plan *plan)
-{
-	return plan_indices_bytes(plan) == 0 && plan->workspace_head_bytes == 0 &&
-	       plan_row_entries(plan) == 0 && !staging_fetches(device, plan);
 }
 
 int staging_init(struct device *device, const struct plan *plan,
@@ -91,7 +72,7 @@ int staging_init(struct device *device, const struct plan *plan,
 
 		/* What lies in the host's memory plan_read() reads there; what does not lie in its
 		 * buffer it will refuse, and not read. */
-		if (!is_integer_view(plan, view) || binding->host ||
+		if (!plan_view_is_integer(plan, view) || binding->host ||
 		    view->span_bytes > binding->bytes)
 			continue;
 		binding->host = at;

@@ -6,10 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <json/json.h>
-#include <base/clock.h>
 #include <proto/cleanup.h>
-#include <proto/clamp.h>
 #include <proto/error.h>
 
 #define MAX_DOCUMENT (32 << 20)

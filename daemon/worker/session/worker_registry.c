@@ -13,11 +13,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <proto/cleanup.h>
 #include <base/log.h>
-#include <cjson/cJSON.h>
 #include <dispatch/model.h>
 #include <catalogue/backends.h>
 #include <proto/error.h>

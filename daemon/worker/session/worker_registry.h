@@ -8,7 +8,7 @@
 #include "run/request.h"
 #include "worker.h"
 
-/* ---- session.c: for whom kernels are chosen ---- */
+/* ---- session_plan.c: for whom kernels are chosen ---- */
 
 /* Marks in the registry what nobody gets, until the next of them is over or the front has others. */
 void kernels_mark_quarantine(struct worker *worker);
@@ -17,7 +17,7 @@ void kernels_mark_quarantine(struct worker *worker);
 void kernels_act_for(struct session *session, bool local);
 /* For struct plan_device; @tensors: the session acted for; NULL: offsets are all there is. */
 uint64_t kernels_locate(void *tensors, const struct fmha_tensor *tensor);
-/* A device_quarantine: for the user acted for. @worker_pointer: struct worker. */
+/* Of struct device_calls: for the user acted for. @worker_pointer: struct worker. */
 bool kernels_is_quarantined(void *worker_pointer, const char *kernel, uint64_t code);
 
 /* ---- worker_registry.c ---- */

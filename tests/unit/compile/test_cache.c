@@ -184,6 +184,16 @@ static void misses_an_entry_with_any_bit_flipped(void **state)
 	free(data);
 }
 
+/* Whole as its digest says, and made by nobody who means well. */
+static void misses_an_entry_whose_texts_do_not_end(void **state)
+{
+	struct fixture *f = *state;
+
+	memset(f->entry.info.arch, 'x', sizeof(f->entry.info.arch));
+	store(f);
+	assert_int_equal(load_result(f), CACHE_MISS);
+}
+
 static void misses_an_entry_under_another_key(void **state)
 {
 	struct fixture *f = *state;
@@ -753,6 +763,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		CACHE_TEST(loads_what_was_stored),
 		CACHE_TEST(misses_a_truncated_entry_at_every_length),
+		CACHE_TEST(misses_an_entry_whose_texts_do_not_end),
 		CACHE_TEST(misses_an_entry_with_any_bit_flipped),
 		CACHE_TEST(misses_an_entry_under_another_key),
 		CACHE_TEST(misses_what_is_no_plain_private_file),

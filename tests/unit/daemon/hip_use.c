@@ -196,16 +196,16 @@ int import(struct use *use, uint32_t kind, int fd, const uint8_t *handle, uint64
 
 static void open_device(struct use *use)
 {
+	static const struct device_calls calls = {.wake = on_wake, .build = take_build};
 	const struct config_device config = {.backend = "hip", .stall_ms = 5000};
 
-	TRY(use, device_open(&config, on_wake, use, &use->device, &err));
-	device_set_builder(use->device, take_build, NULL, NULL, use);
+	TRY(use, device_open(&config, &calls, use, &use->device, &err));
 }
 
 void load_kernel(struct use *use)
 {
 	char image[] = "stub code"; /* which is gone when this returns */
-	const struct device_code code = {.data = image, .bytes = sizeof(image)};
+	const struct device_code code = {.data = image, .bytes = sizeof(image), .fd = -1};
 	struct fmha_error err = {0};
 	int r;
 

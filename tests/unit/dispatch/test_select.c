@@ -104,7 +104,7 @@ static void report_of(struct fixture *f, enum abi_family family, struct select_r
 				     .args = &args,
 				     .shapes = &shapes};
 
-	shape_words_make(&f->plan.problem, true, &shapes);
+	shape_words_make(&f->plan.problem, &shapes);
 	f->plan.stages[0].family = family;
 	bases = args_placeholders(&f->plan);
 	args_fill(&f->plan, 0, &bases, &args);
@@ -1016,10 +1016,10 @@ static void words_of_shapes_hold_what_matters(void **state)
 	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q5ok1280a.no+p16");
 	/* Neighbours differ in a length, and are neighbours of each other. */
 	p = f.problem;
-	shape_words_make(&p, true, &words);
+	shape_words_make(&p, &words);
 	assert_string_equal(words.word[1], "f.b.bf16.h128x128.b2h16x4.q1024ak1280a.no");
 	p.seqlen_k = 1280;
-	shape_words_make(&p, true, &words);
+	shape_words_make(&p, &words);
 	plan_shape(&f.problem, word);
 	assert_string_equal(words.word[2], word);
 	release(&f);

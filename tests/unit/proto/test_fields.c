@@ -138,7 +138,7 @@ static void fill_field(const struct field *field, char *object, enum filling fil
 static void fill(const struct field_table *table, char *object, enum filling filling)
 {
 	if (table->init)
-		table->init(object);
+		table->init((void *)object);
 	for (uint32_t i = 0; i < table->n_fields; i++)
 		fill_field(&table->fields[i], object, filling);
 }

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include <base/fnv.h>
+#include <proto/fnv.h>
 #include <catalogue/backends.h>
 #include <catalogue/gpu_catalogue.h>
 #include <specs/filter.h>

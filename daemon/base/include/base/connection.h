@@ -80,7 +80,7 @@ struct connection_hub {
 	uint64_t iteration;
 	struct spinner spinner; /* its is_free is for the hub's owner to set */
 	struct list watched;    /* connections with a deadline, or with something unread */
-	struct list lingering;  /* sockets of the dead with descriptors in them (descriptors.c) */
+	struct list lingering;  /* sockets of the dead with descriptors in them (waits.c) */
 	uv_timer_t timer;       /* runs while there is something to look at */
 	uint64_t ticked_ns;     /* when it did last */
 	uv_timer_t reread; /* looks sooner whether those that stopped for want of a descriptor have

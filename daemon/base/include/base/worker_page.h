@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <base/config.h>
 #include <base/doing.h>
@@ -82,7 +83,18 @@ void worker_page_set_quarantine(struct worker_page *page, const struct worker_qu
 uint32_t worker_page_get_quarantine(const struct worker_page *page,
 				    struct worker_quarantine *ret_what);
 /* For the user. */
-bool worker_page_is_quarantined(const struct worker_page *page, uint32_t uid, const char *kernel,
-				uint64_t code, uint64_t now);
+static inline bool worker_quarantine_has(const struct worker_quarantine *what, uint32_t uid,
+					 const char *kernel, uint64_t code, uint64_t now)
+{
+	for (uint32_t i = 0; i < what->n && i < WORKER_MAX_QUARANTINED; i++) {
+		const struct worker_quarantined *entry = &what->list[i];
+
+		if ((entry->everybody || entry->uid == uid) && now < entry->until_ns &&
+		    (entry->code ? entry->code == code
+				 : strncmp(entry->kernel, kernel, sizeof(entry->kernel)) == 0))
+			return true;
+	}
+	return false;
+}
 
 #endif

@@ -305,6 +305,12 @@ uint64_t plan_indices_bytes(const struct plan *plan);
  */
 uint64_t plan_index_entries(const struct plan *plan);
 
+/* Whether a run judges what lies there. */
+static inline bool plan_view_is_integer(const struct plan *plan, const struct plan_view *view)
+{
+	return view->span_bytes > 0 && plan->problem.tensor[view->role].dtype == FMHA_I32;
+}
+
 /* Counts slots, positions and factors of new rows among these, which have no copy, so that every run's are judged. */
 uint64_t plan_row_entries(const struct plan *plan);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* fnv.h: FNV-1a, for tables and fingerprints; no protection against who makes collisions. */
-#ifndef FMHAD_BASE_FNV_H
-#define FMHAD_BASE_FNV_H
+#ifndef PROTO_FNV_H
+#define PROTO_FNV_H
 
 #include <stddef.h>
 #include <stdint.h>
