@@ -382,7 +382,7 @@ static bool can_widen(const struct planner *b)
 	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
 	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
 	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
-	       p->seqlen_k > 0 && (!plan_varied_factors(p) || p->q.dtype == FMHA_BF16) &&
+	       p->seqlen_k > 0 && !p->descale_block_k && !p->descale_per_page &&
 	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
 		keys == STORED_TABLE);
 }

@@ -97,10 +97,6 @@ def append_small():
         yield Case("append", **d, dtype=abi.I8, dq=64, dv=128, page=16, cap=70)
         yield Case("append", **d, dtype=abi.I8, dq=40, dv=24)
         yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
-    d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=3, page=16)
-    for factors in ("heads", "pages", "found"):
-        yield Case("append", **d, dq=64, dv=48, cap=70, factors=factors)
-    yield Case("append", **d | dict(dtype=abi.E5M2), dq=40, dv=20, factors="found")
     # Sequences of few rows stay, and those behind the last place; more of them than a wave has lanes.
     d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=2, dq=64, dv=32, page=16)
     yield Case("append", **d, batch=6, rows=(1, 9, 0, 17, 2, 40), few=2, places=3, cap=70)

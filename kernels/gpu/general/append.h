@@ -273,54 +273,25 @@ template <class C> struct Append {
 			write_query_as<BF16>(row, to);
 	}
 
-	/* Two words of the wider type. */
-	template <class E, bool TIMES>
-	METHOD static void widen_word(u32 codes, float factor, u32 *low, u32 *high)
-	{
-		if constexpr (!TIMES) {
-			Widening<E, Element>::widen(codes, low, high);
-			return;
-		}
-		u32 x[4];
-
-		UNROLL
-		for (int i = 0; i < 4; i++)
-			x[i] = E::from_float(Element::to_float((Storage)(codes >> 8 * i)) * factor);
-		*low = x[0] | x[1] << 16;
-		*high = x[2] | x[3] << 16;
-	}
-
-	/* Sixteen elements of a key, as two chunks of the wider type. TIMES: times a factor. */
-	template <class E, bool TIMES>
-	METHOD void widen_chunk(chunk16 codes, float factor, typename E::Storage *to) const
+	/* Sixteen elements of a key, as two chunks of the wider type. */
+	template <class E> METHOD void widen_chunk(chunk16 codes, typename E::Storage *to) const
 	{
 		chunk16 low, high;
 
 		UNROLL
 		for (int i = 0; i < 2; i++) {
-			widen_word<E, TIMES>(codes.w[i], factor, &low.w[2 * i], &low.w[2 * i + 1]);
-			widen_word<E, TIMES>(codes.w[2 + i], factor, &high.w[2 * i],
-					     &high.w[2 * i + 1]);
+			Widening<E, Element>::widen(codes.w[i], &low.w[2 * i], &low.w[2 * i + 1]);
+			Widening<E, Element>::widen(codes.w[2 + i], &high.w[2 * i],
+						    &high.w[2 * i + 1]);
 		}
 		((chunk16 *)to)[0] = low;
 		((chunk16 *)to)[1] = high;
 	}
 
-	/* Of a key that is in the cache. */
-	METHOD float factor_of_key(const abi_descale &d, const Cache &cache, i32 position,
-				   i32 head) const
-	{
-		NewPlace p = {0, 0, position, true};
-
-		if (d.per_page && cache.page_size)
-			p.page = cache.page_of(position), p.slot = position % cache.page_size;
-		return *factor_at(d, p, head);
-	}
-
 	/* Whole chunks, as many at once as hide how far away they are. */
-	template <class E, bool TIMES>
-	METHOD void widen_chunks(const Cache &cache, const abi_descale &d, i32 first, i32 n_keys,
-				 i32 head, i32 hdim, typename E::Storage *to, i64 stride) const
+	template <class E>
+	METHOD void widen_chunks(const Cache &cache, i32 first, i32 n_keys, i32 hdim,
+				 typename E::Storage *to, i64 stride) const
 	{
 		const int AT_ONCE = 4;
 		const i32 of_key = hdim / 16, n = n_keys * of_key;
@@ -328,7 +299,6 @@ template <class C> struct Append {
 		NO_UNROLL
 		for (i32 begin = lane_id(); begin < n; begin += AT_ONCE * FMHA_WAVE) {
 			chunk16 codes[AT_ONCE];
-			float factors[AT_ONCE];
 			i64 places[AT_ONCE];
 
 			UNROLL
@@ -339,14 +309,11 @@ template <class C> struct Append {
 
 				places[i] = key * stride + dim;
 				codes[i] = load16(cache.at(first + key, dim));
-				factors[i] = TIMES ? factor_of_key(d, cache, first + key, head)
-						   : 1.0f;
 			}
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++)
 				if (begin + i * FMHA_WAVE < n)
-					widen_chunk<E, TIMES>(codes[i], factors[i],
-							      to + places[i]);
+					widen_chunk<E>(codes[i], to + places[i]);
 		}
 	}
 
@@ -356,9 +323,6 @@ template <class C> struct Append {
 	{
 		const i32 hdim = is_v ? a.hdim_v : a.hdim_q,
 			  n_keys = min_of(seq.n_k - first, GRID_WIDEN_KEYS);
-		/* Factors could leave nothing of a value in f16. */
-		const bool IS_BF16 = SameType<E, BF16>::value;
-		const abi_descale &d = is_v ? a.v_descale : a.k_descale;
 		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
 		Sequence there = seq;
 		there.batch = place;
@@ -369,23 +333,15 @@ template <class C> struct Append {
 
 		if (!cache.packed_layout && cache.stride_dim == 1 && hdim % 16 == 0 &&
 		    strides % 16 == 0) {
-			if (IS_BF16 && d.data)
-				widen_chunks<E, IS_BF16>(cache, d, first, n_keys, head, hdim, out,
-							 to.stride_seq);
-			else
-				widen_chunks<E, false>(cache, d, first, n_keys, head, hdim, out,
-						       to.stride_seq);
+			widen_chunks<E>(cache, first, n_keys, hdim, out, to.stride_seq);
 			return;
 		}
 		NO_UNROLL
 		for (i32 i = lane_id(); i < n_keys * hdim; i += FMHA_WAVE) {
 			const i32 key = i / hdim, dim = i % hdim;
 
-			float x = Element::to_float(*cache.at(first + key, dim));
-
-			if (IS_BF16 && d.data)
-				x *= factor_of_key(d, cache, first + key, head);
-			out[key * to.stride_seq + dim] = E::from_float(x);
+			out[key * to.stride_seq + dim] =
+				E::from_float(Element::to_float(*cache.at(first + key, dim)));
 		}
 	}
 
