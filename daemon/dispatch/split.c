@@ -34,7 +34,11 @@
  * they save: 32 of 1,131 to 8,192 in 4 splits 71 (75 by shares), 64 of 515 to 2,047 in a table of 32,768
  * unsplit 57 (57), 8 of 128 heads of 1,320 to 16,384 in 8 70 (91).
  *
- * Those figures are an H200's. Of AMD's GPUs nothing was measured: a unit's share of memory is the
+ * Heads above 256 (hopper/fwd_wide.h) have one block a unit. Measured on an H100, heads of 512, in brackets other numbers: 1
+ * sequence of 8 key heads and 8,192 keys in 16 splits 53.8 us (8: 53.5, 32: 57.8), 8 of 4 in 4 190 (8: 200), 1 of 4 and
+ * 32,768 in 32 99 (16: 100).
+ *
+ * Where no card is said figures are an H200's. Of AMD's GPUs nothing was measured: a unit's share of memory is the
  * data sheet's rate by the units (spec_backend_arch), of which AMD_SHARE can be had, and a block has
  * at least AMD_KEYS keys under way (by the cycle: kernels/gpu/NOTES.md), which come AMD_LATENCY_US
  * later. Their units are more, or slower, than an H200's, so that fewer blocks than units ask for all
@@ -93,7 +97,7 @@
 #define STREAM_KEYS   128     /* at least, of a split that streams */
 #define STREAM_SPLITS 512     /* at most */
 #define UNIT_RATE     32500.0 /* bytes a microsecond: 4.3 TB/s by 132 */
-#define UNIT_BLOCKS   2
+#define UNIT_BLOCKS   2       /* that run at once, but for Hopper's loop for heads above 256 */
 #define COMBINE_US    2.5
 #define LATENT_PACE   1.2 /* of a block, in shares of a unit */
 #define LATENT_KEYS   64  /* of its tile, and of a split at least */
@@ -201,10 +205,23 @@ static double unit_rate(const struct split_device *device)
 	return device->amd_unit_rate > 0 ? AMD_SHARE * device->amd_unit_rate : UNIT_RATE;
 }
 
+/* A block of Hopper's loop for heads above 256 fills a unit, and brings that unit's share of memory. */
+static bool is_wide(const struct fmha_problem *p, const struct split_device *device)
+{
+	return device->warpgroups && !p->v_in_k && (p->hdim_q > 256 || p->hdim_v > 256);
+}
+
+static int64_t places_of(const struct fmha_problem *p, const struct split_device *device)
+{
+	return (is_wide(p, device) ? 1 : UNIT_BLOCKS) * device->units;
+}
+
 static struct pace pace_of(const struct fmha_problem *p, const struct split_device *device)
 {
 	int64_t rows = plan_packed_rows(p);
 
+	if (is_wide(p, device))
+		return (struct pace){1, 1};
 	if (device->amd_unit_rate > 0) {
 		double lone = AMD_KEYS * (double)key_bytes(p) / AMD_LATENCY_US / unit_rate(device);
 
@@ -250,7 +267,7 @@ static double stream_us(const struct fmha_problem *p, int64_t n, int64_t items,
 			const struct split_device *device)
 {
 	int64_t units = device->units;
-	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = UNIT_BLOCKS * units;
+	int64_t size = n > 1 ? split_keys(p, n) : p->seqlen_k, places = places_of(p, device);
 	int64_t parts = ceil_div(p->seqlen_k, size), blocks = items * parts;
 	struct pace pace = pace_of(p, device);
 
@@ -320,7 +337,7 @@ static bool is_uneven(const struct fmha_problem *p)
 static bool choose_shares(const struct fmha_problem *p, int64_t items,
 			  const struct split_device *device, struct split_choice *ret_choice)
 {
-	int64_t places = UNIT_BLOCKS * device->units, alone = (places - 1) / p->nhead_k;
+	int64_t places = places_of(p, device), alone = (places - 1) / p->nhead_k;
 	int64_t n = 2 * ceil_div(places, items) + 2, most = p->seqlen_k / STREAM_KEYS;
 
 	if (!device->shares || is_latent(p, device) || p->deterministic ||
