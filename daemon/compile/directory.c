@@ -242,6 +242,7 @@ bool ledger_put(struct ledger *ledger, const struct ledger_row *row)
 		ledger->bytes += row->bytes - place->bytes;
 		place->bytes = row->bytes;
 		place->used_s = row->used_s;
+		place->uid = row->uid; /* of an older form nobody had said whose it was */
 		return true;
 	}
 	*place = *row;

@@ -13,7 +13,7 @@
 #include "cleanup.h"
 #include "directory.h"
 
-#define PACK_MAGIC "FMHAPK1\n"
+#define PACK_MAGIC "FMHAPK2\n"
 
 struct pack_header {
 	char magic[8];

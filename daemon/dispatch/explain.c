@@ -129,12 +129,10 @@ static void add_selection(struct plan_report *report, const struct select_stage 
 	const struct explanation *explanation = (const struct explanation *)report;
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
 	cJSON *object = cJSON_CreateObject(), *list;
-	char shape[PLAN_SHAPE_BYTES];
 
-	plan_shape(&stage->plan->problem, shape);
 	cJSON_AddStringToObject(object, "family", plan_family_name(stage->family));
 	add_signature(object, catalog, &selection->signature);
-	cJSON_AddStringToObject(object, "shape", shape);
+	cJSON_AddStringToObject(object, "shape", report->shape);
 	cJSON_AddNumberToObject(object, "n_candidates", (double)selection->n);
 	cJSON_AddNumberToObject(object, "n_rejected", (double)selection->n_rejected);
 	if (chosen) {

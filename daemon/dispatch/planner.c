@@ -163,6 +163,8 @@ int planner_start(struct planner *b, const struct fmha_problem *problem,
 		return r;
 	if (b->device->registry && registry_has_measured(b->device->registry))
 		shape_words_make(&plan->problem, &b->shapes);
+	if (b->report)
+		plan_shape(&plan->problem, b->report->shape);
 	note_alignment(plan, b->device);
 	plan->flops = cost_flops(&plan->problem);
 	plan->bytes = cost_bytes(&plan->problem);
@@ -842,6 +844,9 @@ bool planner_take_looking(struct planner *b, const struct fmha_problem *problem)
 	*b->plan = looking->plan;
 	b->naming = looking->planner.naming;
 	b->shapes = looking->planner.shapes;
+	/* A first time may have come while it was looked at. */
+	if (b->shapes.n == 0 && registry_has_measured(b->device->registry))
+		shape_words_make(&b->plan->problem, &b->shapes);
 	return true;
 }
 

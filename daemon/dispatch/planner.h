@@ -11,6 +11,7 @@ struct plan_report {
 	void (*selected)(struct plan_report *report, const struct select_stage *stage,
 			 const struct plan_stage *chosen, const struct select_report *selection);
 	char split_why[SPLIT_WHY_BYTES];
+	char shape[PLAN_SHAPE_BYTES]; /* the problem's own word */
 };
 /* plan.c: plan_build(); @report: NULL: nobody wants to know. */
 int plan_build_reported(const struct fmha_problem *problem, const struct plan_choice *choice,

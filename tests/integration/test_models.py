@@ -60,7 +60,9 @@ def plan_of(words):
     done = subprocess.run([fmhad.find_program("fmhactl"), "plan", *words.split(), "--arch", "sm_90a", "--rules", "gpu", "--json"],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-    return json.loads(done.stdout)["plan"]
+    said = json.loads(done.stdout)
+    assert len({x["shape"] for x in said["selections"]}) == 1, f"{words}: a problem has one word"
+    return said["plan"]
 
 
 def stages_of(plan):

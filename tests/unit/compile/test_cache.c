@@ -396,6 +396,21 @@ static void age(const struct fixture *f, const char *name, int seconds)
 	assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
+static void write_magic(const struct fixture *f, const char *name, const char magic[9])
+{
+	const struct cache_key_part part = {name, strlen(name)};
+	struct cache_key key = cache_key_of(&part, 1);
+	char hex[CACHE_HEX_BYTES], path[256];
+	int fd;
+
+	cache_key_hex(&key, hex);
+	(void)snprintf(path, sizeof(path), "%s/%s", f->dir, hex);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, magic, 8), 8);
+	assert_int_equal(close(fd), 0);
+}
+
 static struct cache *reopen(struct fixture *f, uint64_t max_bytes, uint64_t max_bytes_per_uid)
 {
 	const struct cache_config config = {
@@ -461,6 +476,28 @@ static void a_user_evicts_their_own_first(void **state)
 	assert_true(is_on_disk(f, "19") && is_on_disk(f, "18"));
 	assert_false(is_on_disk(f, "17") || is_on_disk(f, "0"));
 	assert_int_equal(status_of(cache).entries, 3);
+}
+
+/* What another version has left has nobody's name on it that this one can read, until it is built anew. */
+static void who_builds_an_older_entry_anew_pays_for_it(void **state)
+{
+	struct fixture *f = *state;
+	struct cache *cache = f->cache;
+	char name[16];
+
+	for (int i = 0; i < 10; i++) {
+		(void)snprintf(name, sizeof(name), "%d", i);
+		assert_int_equal(store_sized(cache, name, 10000, 1), 0);
+		write_magic(f, name, "FMHACO3\n");
+	}
+	cache = reopen(f, 1000000, 25000);
+	for (int i = 0; i < 10; i++) {
+		(void)snprintf(name, sizeof(name), "%d", i);
+		assert_int_equal(store_sized(cache, name, 10000, 1), 0);
+	}
+	assert_int_equal(store_sized(cache, "more", 10000, 1), 0);
+	assert_true(status_of(cache).bytes < 25000);
+	assert_true(is_on_disk(f, "more"));
 }
 
 /* The totals hold over many stores and removals: the table of entries grows and shrinks. */
@@ -773,6 +810,7 @@ int main(void)
 		CACHE_TEST(delivers_what_a_full_disk_does_not_take),
 		CACHE_TEST(evicts_what_was_not_used_for_longest),
 		CACHE_TEST(a_user_evicts_their_own_first),
+		CACHE_TEST(who_builds_an_older_entry_anew_pays_for_it),
 		CACHE_TEST(counts_what_is_there),
 		CACHE_TEST(sweeps_what_a_crash_has_left),
 		CACHE_TEST(reads_layers_and_packs),

@@ -211,6 +211,56 @@ static void looking_first_makes_the_same_plan(void **state)
 	spec_catalog_free(catalog);
 }
 
+/* The first time of all, which comes between two steps, counts for the plan. */
+static void a_time_that_comes_while_looking_counts(void **state)
+{
+	struct registry_device device = {.name = "sm_90a"};
+	struct proto_measured row = {.us = 1, .when_s = 1};
+	struct plan_looking *looking = NULL;
+	struct predict_model *model;
+	struct spec_catalog *catalog;
+	struct registry *registry;
+	struct fmha_error err = {0};
+	struct fixture f;
+	int32_t by_formula = 0;
+
+	(void)state;
+	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
+	registry_device_archs(&device, "sm_90a");
+	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	assert_int_equal(predict_model_load("sm_90a", &model, &err), 0);
+	plan_with(&f, registry, model);
+	for (int i = 0; i < 16 && !looking; i++) {
+		set_sizes(&f, i);
+		f.decree.device.model = NULL;
+		assert_works(&f, fixture_build(&f));
+		by_formula = f.plan.n_splits;
+		(void)snprintf(row.kernel, sizeof(row.kernel), "%s",
+			       plan_main_stage(&f.plan)->kernel);
+		f.decree.device.model = model;
+		assert_works(&f, fixture_build(&f));
+		looking = plan_looking_new(&f.problem, &f.choice, &f.decree.device);
+		if (f.plan.n_splits == by_formula) /* no time would tell them apart */
+			looking = plan_looking_free(looking);
+	}
+	assert_non_null(looking);
+	(void)plan_look(looking);
+	plan_shape(&f.problem, row.shape);
+	row.n_splits = by_formula;
+	assert_int_equal(registry_set_tuned(registry, &row, TIMES_OWN, &err), 0);
+	while (plan_look(looking))
+		;
+	f.decree.device.looking = looking;
+	assert_works(&f, fixture_build(&f));
+	assert_int_equal(f.plan.n_splits, by_formula);
+	assert_string_equal(plan_main_stage(&f.plan)->kernel, row.kernel);
+	f.decree.device.looking = plan_looking_free(looking);
+	fixture_deinit(&f);
+	predict_model_free(model);
+	registry_free(registry);
+	spec_catalog_free(catalog);
+}
+
 static void a_model_goes_before_the_formula(void **state)
 {
 	struct registry_device device = {.name = "sm_90a"};
@@ -246,6 +296,7 @@ int main(void)
 		cmocka_unit_test(of_problems_like_none_measured_nothing_is_said),
 		cmocka_unit_test(what_is_no_model_is_refused),
 		cmocka_unit_test(looking_first_makes_the_same_plan),
+		cmocka_unit_test(a_time_that_comes_while_looking_counts),
 		cmocka_unit_test(a_model_goes_before_the_formula),
 	};
 
