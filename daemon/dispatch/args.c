@@ -45,7 +45,6 @@ static struct abi_tensor tensor_of(const struct plan *plan, const struct launch_
 	return t;
 }
 
-/* (batch, head, row, column) roles: bias, dbias, randval. */
 /* Intervals are (batch, head, endpoint, row). */
 static struct abi_mask_data mask_data_of(const struct plan *plan, const struct launch_bases *bases)
 {

@@ -189,7 +189,7 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 bool split_groups_heads(const struct fmha_problem *problem, int64_t tile_rows);
 /*
  * Into how many parts a row may be cut where sequences of up to @few_rows rows share the blocks of decode's loop,
- * beside others that have more and may end up there, too; 0: no such plan.
+ * beside others that have more and may end up there, too; 0: no such plan. The parts hold whatever ends up there.
  */
 int32_t split_few(const struct fmha_problem *problem, const struct split_device *device,
 		  int32_t few_rows);

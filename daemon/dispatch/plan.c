@@ -149,7 +149,7 @@ static int build_forward(struct planner *b)
 
 	if (r < 0 || plan_total_q(b->plan) == 0)
 		return r;
-	r = planner_widen(b);
+	r = planner_widen(b, true);
 	if (r < 0)
 		return r;
 	r = r == 0 ? add_attention(b) : FMHA_ENOKERNEL;
@@ -251,6 +251,7 @@ static int add_main_backward(struct planner *b)
 static void choose_kv_parts(struct planner *b)
 {
 	struct plan *plan = b->plan;
+	const struct fmha_problem *p = &plan->problem;
 	const struct plan_stage *stage = &plan->stages[1];
 	struct launch_bases bases = args_placeholders(plan);
 	union abi_args args;
@@ -262,6 +263,11 @@ static void choose_kv_parts(struct planner *b)
 	if (b->report && us[0] > 0)
 		(void)snprintf(b->report->split_why, sizeof(b->report->split_why),
 			       "about %.0f us, %.0f in one part", us[1], us[0]);
+	if (b->device->workspace_most && (double)plan->kv_parts * p->nhead_k *
+							 (double)args.bwd.sequences.total_k *
+							 (p->hdim_q + p->hdim_v) * sizeof(float) >
+						 (double)b->device->workspace_most / 2)
+		plan->kv_parts = 1;
 	if (plan->kv_parts > 1 && !planner_launch_again(b, 1)) {
 		plan->kv_parts = 1;
 		(void)planner_launch_again(b, 1);

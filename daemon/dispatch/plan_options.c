@@ -40,7 +40,8 @@ static int gather_forward(struct planner *b, struct gathering *to)
 
 	if (r < 0)
 		return r;
-	r = planner_widen(b);
+	/* A kernel that is named serves all rows. */
+	r = planner_widen(b, false);
 	if (r < 0)
 		return r;
 	device.shares = false;

@@ -431,7 +431,7 @@ static bool goes_by_rows(struct planner *b)
 	struct split_device device = planner_split_device(b->device);
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
-	double most = most_wide_bytes(b), of_sequence = wide_bytes_of_sequence(plan);
+	double most = most_wide_bytes(b), of_sequence = wide_bytes_of_sequence(plan), partials;
 	int32_t group = p->nhead_q / p->nhead_k, rows = TILE_ROWS / group;
 	int64_t places, parts;
 
@@ -444,11 +444,13 @@ static bool goes_by_rows(struct planner *b)
 	places = 2 * long_sequences(p) + 2;
 	if (places > p->batch)
 		places = p->batch;
-	if ((double)places > most / of_sequence)
-		places = (int64_t)(most / of_sequence);
+	if ((double)places > most / of_sequence / 2) /* the other half is for partials */
+		places = (int64_t)(most / of_sequence / 2);
 	parts = split_few(p, &device, rows);
-	if (places < 1 || parts < 1 ||
-	    (double)parts * p->nhead_q * p->total_q * p->hdim_v * sizeof(float) > most)
+	partials = (double)parts * p->nhead_q * p->total_q * (p->hdim_v + 1) * sizeof(float);
+	/* Rows that nobody has in them count, too: they lie by rows of the whole batch. */
+	if (places < 1 || parts < 1 || (double)places * of_sequence + partials > most ||
+	    partials > (double)(p->batch - places) * of_sequence)
 		return false;
 	plan->few = PLAN_FEW_STAGES;
 	plan->few_rows = rows;
@@ -542,9 +544,9 @@ static int add_widening(struct planner *b)
 	return r;
 }
 
-int planner_widen(struct planner *b)
+int planner_widen(struct planner *b, bool by_rows)
 {
-	int r = goes_by_rows(b) ? add_widening(b) : 1;
+	int r = by_rows && goes_by_rows(b) ? add_widening(b) : 1;
 
 	return r == 1 && should_widen(b) ? add_widening(b) : r;
 }

@@ -53,8 +53,9 @@ int planner_start(struct planner *b, const struct fmha_problem *problem,
 /* The stage that appends keys, if the problem has one. */
 int planner_append(struct planner *b);
 /* The stage that writes a cache of 8 bits as queries' type, where that is possible and worth it: attention is
- * then of family fwd, over keys that are not narrow. Return: 0, 1 when there is none, FMHA_E*. */
-int planner_widen(struct planner *b);
+ * then of family fwd, over keys that are not narrow. @by_rows: sequences of few rows may have stages of their own.
+ * Return: 0, 1 when there is none, FMHA_E*. */
+int planner_widen(struct planner *b, bool by_rows);
 /* Takes it back: no loop is fast over such keys. */
 void planner_unwiden(struct planner *b);
 /* The stage of @family that would be chosen, as the plan stands, and what from: it is not added. @ask_all: the

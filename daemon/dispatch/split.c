@@ -105,9 +105,11 @@
 
 #define BUSY_ROUNDS 3 /* so many rows of SHORT_KEYS balance by themselves */
 #define SHORT_KEYS  4096
-#define ALONE_KEYS  24576     /* of one sequence: what a share costs at its beginning shows */
-#define SHARE_ROWS  16        /* more, and merges of pieces show */
-#define SHARE_STEP  16        /* keys of a tile at least */
+#define ALONE_KEYS  24576 /* of one sequence: what a share costs at its beginning shows */
+#define SHARE_ROWS  16    /* more, and merges of pieces show */
+#define SHARE_STEP                                                                                 \
+	16 /* keys of a tile at least; of such as have no more than DECODE_ROWS, twice as many */
+#define DECODE_ROWS 16
 #define SHARE_UNITS (1 << 23) /* tiles of all rows: kernels count them in floats */
 
 #define AMD_SHARE      0.85
@@ -363,11 +365,11 @@ int32_t split_few(const struct fmha_problem *problem, const struct split_device 
 {
 	int64_t group = problem->nhead_q / problem->nhead_k, places = UNIT_BLOCKS * device->units;
 	int64_t items = (int64_t)problem->batch * problem->nhead_k;
-	int64_t tiles = ceil_div(problem->total_q * group, TILE_ROWS) + problem->batch;
+	int64_t tiles = ceil_div(problem->total_q * group, DECODE_ROWS) + problem->batch;
 	int64_t n = 2 * ceil_div(places, items) + 2, most = problem->seqlen_k / STREAM_KEYS;
 
 	if (!device->shares || problem->deterministic || few_rows * group > TILE_ROWS || most < 2 ||
-	    tiles * problem->nhead_k * ceil_div(problem->seqlen_k, SHARE_STEP) > SHARE_UNITS)
+	    tiles * problem->nhead_k * ceil_div(problem->seqlen_k, 2 * SHARE_STEP) > SHARE_UNITS)
 		return 0;
 	n = n < most + 1 ? n : most + 1;
 	return (int32_t)(n < STREAM_SPLITS ? n : STREAM_SPLITS);

@@ -17,8 +17,15 @@ static double difference(const abi_i32 *prefix, abi_i32 b)
 	return (double)prefix[b + 1] - prefix[b];
 }
 
-/* What the lengths of sequences that have some are read from: @t, on this host. */
-static struct lengths lengths_of(const struct abi_sequences *s, const struct index_tables *t)
+/* How many rows sequences have that a stage serves. */
+struct served {
+	abi_i32 least, most;
+};
+
+/* What the lengths of sequences that have some are read from: @t, on this host. That kernels have lengths of rows says
+ * nothing of it: a stage before may have written them. */
+static struct lengths lengths_of(const struct abi_sequences *s, const struct index_tables *t,
+				 struct served served)
 {
 	bool differ = s->seqlen_q || s->seqstart_q || s->seqlen_k || s->seqstart_k;
 	struct lengths sum = {.rows = (double)s->batch * s->seqlen_q_max,
@@ -28,13 +35,15 @@ static struct lengths lengths_of(const struct abi_sequences *s, const struct ind
 	if (differ)
 		sum = (struct lengths){0};
 	for (abi_i32 b = 0; differ && b < s->batch; b++) {
-		double rows = s->seqlen_q     ? t->seqlen_q[b]
+		double rows = t->seqlen_q     ? t->seqlen_q[b]
 			      : s->seqstart_q ? difference(t->seqstart_q, b)
 					      : s->seqlen_q_max;
 		double keys = s->seqlen_k     ? t->seqlen_k[b]
 			      : s->seqstart_k ? difference(t->seqstart_k, b)
 					      : s->seqlen_k_max;
 
+		if (rows < served.least || rows > served.most)
+			continue;
 		sum.rows += rows;
 		sum.keys += keys;
 		sum.pairs += rows * keys;
@@ -43,10 +52,11 @@ static struct lengths lengths_of(const struct abi_sequences *s, const struct ind
 }
 
 /* @chosen: keys that a row has, 0: all; @per_pair: multiplications and additions of one query head */
-static double attention(const struct abi_sequences *s, const struct index_tables *t, int32_t chosen,
-			double nhead_q, double nhead_k, double hdims, double per_pair)
+static double attention(const struct abi_sequences *s, const struct index_tables *t,
+			struct served served, int32_t chosen, double nhead_q, double nhead_k,
+			double hdims, double per_pair)
 {
-	struct lengths n = lengths_of(s, t);
+	struct lengths n = lengths_of(s, t, served);
 
 	if (chosen > 0)
 		n.keys = n.pairs = n.rows * chosen;
@@ -55,7 +65,7 @@ static double attention(const struct abi_sequences *s, const struct index_tables
 }
 
 static double stage_work(enum abi_family family, const union abi_args *args,
-			 const struct index_tables *tables)
+			 const struct index_tables *tables, struct served served)
 {
 	const struct abi_fwd_args *fwd = &args->fwd;
 	const struct abi_bwd_args *bwd = &args->bwd;
@@ -68,10 +78,11 @@ static double stage_work(enum abi_family family, const union abi_args *args,
 	case ABI_FWD_SPLITKV:
 	case ABI_FWD_PAGEDKV:
 	case ABI_BATCH_PREFILL:
-		return attention(&fwd->sequences, tables, fwd->chosen.n, fwd->nhead_q, fwd->nhead_k,
-				 fwd->hdim_q + fwd->hdim_v, 2.0 * (fwd->hdim_q + fwd->hdim_v));
+		return attention(&fwd->sequences, tables, served, fwd->chosen.n, fwd->nhead_q,
+				 fwd->nhead_k, fwd->hdim_q + fwd->hdim_v,
+				 2.0 * (fwd->hdim_q + fwd->hdim_v));
 	case ABI_BWD_DQ_DK_DV:
-		return attention(&bwd->sequences, tables, 0, bwd->nhead_q, bwd->nhead_k,
+		return attention(&bwd->sequences, tables, served, 0, bwd->nhead_q, bwd->nhead_k,
 				 bwd->hdim_q + bwd->hdim_v,
 				 2.0 * (3.0 * bwd->hdim_q + 2.0 * bwd->hdim_v));
 	case ABI_BWD_DOT_DO_O:
@@ -100,7 +111,14 @@ double plan_work(const struct plan *plan, const union abi_args args[PLAN_MAX_STA
 	struct index_tables tables = indices_tables(indices);
 	double work = 0;
 
-	for (uint32_t i = 0; i < plan->n_stages; i++)
-		work += stage_work(plan->stages[i].family, &args[i], &tables);
+	for (uint32_t i = 0; i < plan->n_stages; i++) {
+		struct served served = {.most = INT32_MAX};
+
+		if (plan_stage_few(plan, i))
+			served.most = plan->few_rows;
+		else if (plan->few)
+			served.least = plan->few_rows + 1;
+		work += stage_work(plan->stages[i].family, &args[i], &tables, served);
+	}
 	return work;
 }

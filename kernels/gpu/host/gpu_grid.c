@@ -150,6 +150,8 @@ void gpu_kernel_grid_prepare(uint32_t units, struct abi_prepare_args *a, uint32_
 	abi_i64 blocks = 1 + (words + PREPARE_THREADS - 1) / PREPARE_THREADS;
 
 	a->grid = (abi_i32)(blocks < units ? blocks : units);
+	if (a->grid < 2 && blocks > 1)
+		a->grid = 2;
 	ret_grid[0] = (uint32_t)a->grid;
 	ret_grid[1] = ret_grid[2] = 1;
 }

@@ -1408,6 +1408,54 @@ static void explaining_refuses_bad_input(void **state)
 	assert_string_equal(err.field, "hdim_q");
 }
 
+/* Decodes beside a chunk over fp8: what a run is said to take counts each row once, by whichever stage has it. Who
+ * serves which rows is written by a stage, and nothing that the host could read. */
+static void the_work_of_stages_by_rows(void **state)
+{
+	const double per_pair = 8 * 2.0 * 256;
+	struct fixture f;
+	double work, pairs = (32 + 512) * 8192.0;
+
+	(void)state;
+	fixture_init(&f, FMHA_FORWARD, FMHA_GROUP);
+	f.problem.batch = 33;
+	f.problem.nhead_q = 8;
+	f.problem.nhead_k = 2;
+	f.problem.hdim_q = f.problem.hdim_v = 128;
+	f.problem.seqlen_q = 512;
+	f.problem.total_q = 32 + 512;
+	f.problem.seqlen_k = 8192;
+	f.problem.page_size = 16;
+	f.problem.n_pages = 64;
+	f.problem.max_blocks = 512;
+	f.problem.mask = FMHA_MASK_BOTTOM_RIGHT;
+	f.problem.window_left = -1;
+	f.problem.window_right = 0;
+	fixture_add(&f, FMHA_T_Q, FMHA_BF16);
+	fixture_add(&f, FMHA_T_O, FMHA_BF16);
+	fixture_add(&f, FMHA_T_K, FMHA_E4M3);
+	fixture_add(&f, FMHA_T_V, FMHA_E4M3);
+	fixture_add(&f, FMHA_T_SEQSTART_Q, FMHA_I32);
+	fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+	fixture_add(&f, FMHA_T_BLOCK_TABLE, FMHA_I32);
+	offline_device(&f, "sm_90a", NULL, 132);
+	fixture_allocate(&f);
+	for (int32_t i = 0; i < 33; i++) {
+		fixture_ints(&f, FMHA_T_SEQSTART_Q)[i] = i;
+		fixture_ints(&f, FMHA_T_SEQLEN_K)[i] = 8192;
+	}
+	fixture_ints(&f, FMHA_T_SEQSTART_Q)[33] = f.problem.total_q;
+	assert_works(&f, fixture_bind(&f));
+	assert_int_equal(f.plan.few, PLAN_FEW_STAGES);
+	work = plan_work(&f.plan, f.args, f.indices);
+	assert_true(work > pairs * per_pair && work < 1.5 * pairs * per_pair);
+	/* Limits of memory hold for all that lies there together. */
+	f.decree.device.workspace_most = 3 * f.plan.workspace_bytes / 2;
+	assert_works(&f, fixture_build(&f));
+	assert_true(f.plan.workspace_bytes <= f.decree.device.workspace_most);
+	release(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1451,6 +1499,7 @@ int main(void)
 		cmocka_unit_test(masks_as_data_go_with_every_head),
 		cmocka_unit_test(a_refusal_says_what_kernels_lack),
 		cmocka_unit_test(explaining_refuses_bad_input),
+		cmocka_unit_test(the_work_of_stages_by_rows),
 	};
 
 	return cmocka_run_group_tests(tests, load_catalog, free_catalog);

@@ -2,13 +2,14 @@
 /*
  * plan.h: problem -> traits -> candidates -> plan.
  *
- * A plan is plain data: the validated problem, up to four stages, each naming one kernel with its
+ * A plan is plain data: the validated problem, up to five stages, each naming one kernel with its
  * share of one workspace. It holds no pointer into a device or a buffer, so it can be printed,
  * exported and compared. plan_place() turns it into argument structs for one run.
  *
  * Stages: forward 1 (fwd, fwd_pagedkv or batch_prefill), split-KV 2 (fwd_splitkv, combine), k_new
  * in front of attention one more (fwd_appendkv), and a cache of 8 bits that is widened in front of many
- * rows another (fwd_appendkv, the other way round), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
+ * rows another (fwd_appendkv, the other way round), behind which sequences of few rows may have two of
+ * their own (fwd_splitkv, combine), backward 3 (dot_do_o, dq_dk_dv, convert_dq; 2 when
  * the pipeline writes dQ itself), append_kv 1, merge_states 1 (combine). A problem that writes
  * nothing (batch 0, no query rows) has none: running it is a success that touches nothing.
  */
