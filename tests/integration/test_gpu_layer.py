@@ -123,6 +123,35 @@ def run_once(device):
     return good
 
 
+def test_a_batch_by_rows_runs_in_the_worker(gpu):
+    """Decodes beside a chunk over pages of fp8: lengths that a stage writes on the device are nothing that the host reads."""
+    rows, keys, page = [1] * 12 + [300], 2048, 16
+    batch, total, pages = len(rows), sum(rows), keys // page
+    sizes = {"q": (total * 8 * 128, 2), "k": (pages * page * 2 * 128, 1), "v": (pages * page * 2 * 128, 1), "o": (total * 8 * 128, 2),
+             "seqstart_q": (batch + 1, 4), "seqlen_k_per_batch": (batch, 4), "block_table": (batch * pages, 4)}
+    kinds = {"q": "bf16", "o": "bf16", "k": "e4m3", "v": "e4m3"}
+    tensors, at = {}, 0
+    for role, (count, width) in sizes.items():
+        tensors[role] = {"offset": at, "dtype": kinds.get(role, "i32")}
+        at += -(-count * width // 256) * 256
+    with gpu.device() as device:
+        buffer = host_buffer(device, at)
+        for tensor in tensors.values():
+            tensor["buffer"] = buffer.id
+        for role, values in (("seqstart_q", numpy.cumsum([0, *rows])), ("seqlen_k_per_batch", [keys] * batch),
+                             ("block_table", numpy.tile(numpy.arange(pages), batch))):
+            buffer.array("i32", (len(values),), tensors[role]["offset"])[...] = values
+        asked = {"batch": batch, "nhead_q": 8, "nhead_k": 2, "seqlen_q": max(rows), "seqlen_k": keys, "hdim_q": 128, "hdim_v": 128,
+                 "mode": "group", "total_q": total, "page_size": page, "n_pages": pages, "max_blocks": pages, "mask": "bottom_right",
+                 "window_right": 0, "tensors": tensors}
+        planned = device.plan(asked)
+        assert [s["family"] for s in planned["stages"]][:3] == ["fwd_appendkv", "fwd_splitkv", "fwd_splitkv_combine"]
+        for _ in range(2):  # a worker that ends is an error of the run
+            device.run(planned["plan"])
+        device.call("plan_release", {"plan": planned["plan"]})
+        buffer.release()
+
+
 def reopen(daemon):
     """The device of a worker that has just died: until the front has noticed, opening it fails."""
 
