@@ -125,7 +125,7 @@ def run_once(device):
 
 def test_a_batch_by_rows_runs_in_the_worker(gpu):
     """Decodes beside a chunk over pages of fp8: lengths that a stage writes on the device are nothing that the host reads."""
-    rows, keys, page = [1] * 12 + [300], 2048, 16
+    rows, keys, page = [1] * 40 + [300], 2048, 16
     batch, total, pages = len(rows), sum(rows), keys // page
     sizes = {"q": (total * 8 * 128, 2), "k": (pages * page * 2 * 128, 1), "v": (pages * page * 2 * 128, 1), "o": (total * 8 * 128, 2),
              "seqstart_q": (batch + 1, 4), "seqlen_k_per_batch": (batch, 4), "block_table": (batch * pages, 4)}
@@ -145,7 +145,7 @@ def test_a_batch_by_rows_runs_in_the_worker(gpu):
                  "mode": "group", "total_q": total, "page_size": page, "n_pages": pages, "max_blocks": pages, "mask": "bottom_right",
                  "window_right": 0, "tensors": tensors}
         planned = device.plan(asked)
-        assert [s["family"] for s in planned["stages"]][:3] == ["fwd_appendkv", "fwd_splitkv", "fwd_splitkv_combine"]
+        assert [s["family"] for s in planned["stages"]][:3] == ["fwd_appendkv", "fwd_splitkv", "fwd_splitkv_combine"] and len(planned["stages"]) > 3
         for _ in range(2):  # a worker that ends is an error of the run
             device.run(planned["plan"])
         device.call("plan_release", {"plan": planned["plan"]})
