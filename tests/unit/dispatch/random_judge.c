@@ -12,7 +12,8 @@ static double tolerance(const struct runner *r, enum fmha_tensor_role role)
 	uint32_t type = p->op == FMHA_MERGE_STATES ? p->o_parts.dtype : p->k.dtype;
 	uint32_t out = p->tensor[role].dtype;
 	bool rotates = p->rope != FMHA_ROPE_NONE;
-	double of_type[] = {1e-4, 6e-3, 4e-2, 4e-2, 4e-2};
+	static const double of_type[] = {[FMHA_F32] = 1e-4,  [FMHA_F16] = 6e-3,  [FMHA_BF16] = 4e-2,
+					 [FMHA_E4M3] = 4e-2, [FMHA_E5M2] = 4e-2, [FMHA_I8] = 4e-2};
 
 	if (role == FMHA_T_LSE)
 		return type == FMHA_F32 || !rotates ? 2e-4 + of_type[type] / 10 : of_type[type];
