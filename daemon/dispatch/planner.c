@@ -431,7 +431,8 @@ static bool goes_by_rows(struct planner *b)
 	struct split_device device = planner_split_device(b->device);
 	struct plan *plan = b->plan;
 	const struct fmha_problem *p = &plan->problem;
-	double most = most_wide_bytes(b), of_sequence = wide_bytes_of_sequence(plan), partials;
+	double most = most_wide_bytes(b), of_sequence = wide_bytes_of_sequence(plan), saved,
+	       of_part;
 	int32_t group = p->nhead_q / p->nhead_k, rows = TILE_ROWS / group;
 	int64_t places, parts;
 
@@ -446,11 +447,14 @@ static bool goes_by_rows(struct planner *b)
 		places = p->batch;
 	if ((double)places > most / of_sequence / 2) /* the other half is for partials */
 		places = (int64_t)(most / of_sequence / 2);
+	/* Partials lie by rows of the whole batch. They are worth what they save, and hold the limit, too. */
+	saved = (double)(p->batch - places) * of_sequence;
+	most -= (double)places * of_sequence;
+	of_part = (double)p->nhead_q * p->total_q * (p->hdim_v + 1) * sizeof(float);
 	parts = split_few(p, &device, rows);
-	partials = (double)parts * p->nhead_q * p->total_q * (p->hdim_v + 1) * sizeof(float);
-	/* Rows that nobody has in them count, too: they lie by rows of the whole batch. */
-	if (places < 1 || parts < 1 || (double)places * of_sequence + partials > most ||
-	    partials > (double)(p->batch - places) * of_sequence)
+	if (parts * of_part > (saved < most ? saved : most))
+		parts = (int64_t)((saved < most ? saved : most) / of_part);
+	if (places < 1 || parts < 2)
 		return false;
 	plan->few = PLAN_FEW_STAGES;
 	plan->few_rows = rows;
