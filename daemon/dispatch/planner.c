@@ -191,16 +191,23 @@ int planner_place(struct planner *b, int n, const int64_t *factors, uint64_t *re
 	return 0;
 }
 
-int planner_place_partials(struct planner *b)
+static int place_partials(struct planner *b, int64_t n, uint64_t *ret_o_acc, uint64_t *ret_lse_acc)
 {
 	const struct fmha_problem *p = &b->plan->problem;
-	int64_t rows = plan_total_q(b->plan), n = b->plan->n_splits, bytes = sizeof(float);
+	int64_t rows = plan_total_q(b->plan), bytes = sizeof(float);
 	int r = planner_place(b, 5, (const int64_t[]){n, p->nhead_q, rows, p->hdim_v, bytes},
-			      &b->plan->layout.o_acc);
+			      ret_o_acc);
 
 	return r < 0 ? r
 		     : planner_place(b, 4, (const int64_t[]){n, p->nhead_q, rows, bytes},
-				     &b->plan->layout.lse_acc);
+				     ret_lse_acc);
+}
+
+int planner_place_partials(struct planner *b)
+{
+	struct plan *plan = b->plan;
+
+	return place_partials(b, plan->n_splits, &plan->layout.o_acc, &plan->layout.lse_acc);
 }
 
 /* A stage that a kernel is looked for. */
@@ -415,10 +422,10 @@ static double most_wide_bytes(const struct planner *b)
 /*
  * Sequences of one row and of many in one batch, as servers have them: who decodes reads its keys once, and is served
  * best over the cache as it is, so that these go by themselves. Which they are the device sees. If all others have one
- * row, as many as long_sequences() have the rest; there is room for the keys of twice as many and two more, and where
- * these are not enough, those with least rows go with the few: right, and slower.
+ * row, as many as sequences_of_many_rows() have the rest; there is room for the keys of twice as many and two more, and
+ * where these are not enough, those with least rows go with the few: right, and slower.
  */
-static int64_t long_sequences(const struct fmha_problem *p)
+static int64_t sequences_of_many_rows(const struct fmha_problem *p)
 {
 	int64_t others = p->batch < p->total_q ? p->batch : p->total_q;
 	int64_t n = (p->total_q - others + p->seqlen_q / 2) / p->seqlen_q;
@@ -426,7 +433,8 @@ static int64_t long_sequences(const struct fmha_problem *p)
 	return n > 1 ? n : 1;
 }
 
-static bool goes_by_rows(struct planner *b)
+/* Whether those go by themselves, and then the numbers of it in the plan. */
+static bool choose_by_rows(struct planner *b)
 {
 	struct split_device device = planner_split_device(b->device);
 	struct plan *plan = b->plan;
@@ -442,7 +450,7 @@ static bool goes_by_rows(struct planner *b)
 	    3 * (int64_t)p->total_q > 2 * (int64_t)p->batch * p->seqlen_q ||
 	    of_sequence * p->batch < 2 * FEW_BYTES)
 		return false;
-	places = 2 * long_sequences(p) + 2;
+	places = 2 * sequences_of_many_rows(p) + 2;
 	if (places > p->batch)
 		places = p->batch;
 	if ((double)places > most / of_sequence / 2) /* the other half is for partials */
@@ -501,15 +509,11 @@ static int add_few(struct planner *b)
 {
 	struct plan *plan = b->plan;
 	struct fmha_problem *p = &plan->problem;
-	const int64_t n = plan->few_parts, rows = plan_total_q(plan), bytes = sizeof(float);
 	const int32_t seqlen_q = p->seqlen_q;
 	const size_t n_shapes = b->shapes.n;
-	int r = planner_place(b, 5, (const int64_t[]){n, p->nhead_q, rows, p->hdim_v, bytes},
-			      &plan->layout.few_o_acc);
+	int r = place_partials(b, plan->few_parts, &plan->layout.few_o_acc,
+			       &plan->layout.few_lse_acc);
 
-	if (r == 0)
-		r = planner_place(b, 4, (const int64_t[]){n, p->nhead_q, rows, bytes},
-				  &plan->layout.few_lse_acc);
 	p->seqlen_q = 1; /* most of them */
 	b->shapes.n = 0;
 	plan->n_splits = plan->few_parts;
@@ -550,7 +554,7 @@ static int add_widening(struct planner *b)
 
 int planner_widen(struct planner *b, bool by_rows)
 {
-	int r = by_rows && goes_by_rows(b) ? add_widening(b) : 1;
+	int r = by_rows && choose_by_rows(b) ? add_widening(b) : 1;
 
 	return r == 1 && should_widen(b) ? add_widening(b) : r;
 }
@@ -776,7 +780,7 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 
 	device.shares = device.shares && b->naming.n == 0;
 	if (b->plan->few) /* of many rows */
-		rest.batch = (int32_t)long_sequences(&rest);
+		rest.batch = (int32_t)sequences_of_many_rows(&rest);
 	split_choose(&rest, &device, ret_split);
 	b->groups = ret_split->groups;
 	/* What was measured of others was of rows of one length. */
@@ -817,7 +821,7 @@ struct plan_looking *plan_looking_new(const struct fmha_problem *problem,
 	looking->asked = *problem;
 	*b = (struct planner){.plan = &looking->plan, .device = device, .err = &looking->error};
 	if (planner_start(b, problem, choice) == 0 && planner_append(b) == 0 &&
-	    plan_total_q(b->plan) > 0 && !goes_by_rows(b) && !should_widen(b) &&
+	    plan_total_q(b->plan) > 0 && !choose_by_rows(b) && !should_widen(b) &&
 	    list_outlooks(b, &split))
 		return looking;
 	return plan_looking_free(looking);

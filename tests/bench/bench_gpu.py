@@ -215,11 +215,7 @@ def flash_attention_4(torch, sets, name):
     options = dict(causal=sets.row.is_causal(), deterministic=bool(f.get("deterministic")))
     if "window_left" in f:
         options = dict(window_size=(f["window_left"], 0))
-
-    def call(q, k, v):
-        o = attend(q, k, v, **options)
-        return o[0] if isinstance(o, tuple) else o
-    return Library(torch, sets, call)
+    return Library(torch, sets, lambda q, k, v: attend(q, k, v, **options))
 
 
 LIBRARIES = {**dict.fromkeys(BACKENDS, torch_backend), "FlashAttention-3": flash_attention_3, "FlashAttention-4": flash_attention_4}

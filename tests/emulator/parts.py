@@ -7,7 +7,6 @@ machine code of RDNA, whose blocks have as many threads.
 dQ is converted by the blocks in front of those; NaN lies in parts and sums where nobody is to look, and rows without a key stay what
 they were.
 """
-import argparse
 import os
 import sys
 
@@ -17,7 +16,6 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "gpu")]
 import numpy as np  # noqa: E402
 
 import abi  # noqa: E402
-import clangs  # noqa: E402
 import run  # noqa: E402
 from cases import NP_STORAGE, aligned, decode, encode, pointer, tensor  # noqa: E402
 
@@ -98,19 +96,5 @@ def check(arch, folder):
     return wrong
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arch", action="append")
-    options = parser.parse_args()
-    if not os.environ.get("TINYGRAD"):
-        print("parts: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
-        return 77
-    archs = clangs.known(options.arch or ("gfx1100", "gfx1201"), "parts")
-    found = {arch: check(arch, run.kernel_folder()) for arch in archs}
-    for arch, wrong in found.items():
-        print(f"{'FAIL' if wrong else 'ok  '} {arch}: {', '.join(wrong) or 'adds parts'}")
-    return 1 if any(found.values()) or not archs else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run.check_archs("parts", ("gfx1100", "gfx1201"), check, "adds parts"))

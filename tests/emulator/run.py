@@ -130,6 +130,21 @@ def cases(options, arch):
             for number in range(options.first, options.first + options.random)]
 
 
+def check_archs(name, archs, check, well):
+    """main() of a program that checks one kernel. check(arch, folder) says what is wrong, well what holds otherwise."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", action="append")
+    options = parser.parse_args()
+    if not os.environ.get("TINYGRAD"):
+        print(f"{name}: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
+        return 77
+    archs = clangs.known(options.arch or archs, name)
+    found = {arch: check(arch, kernel_folder()) for arch in archs}
+    for arch, wrong in found.items():
+        print(f"{'FAIL' if wrong else 'ok  '} {arch}: {', '.join(wrong) or well}")
+    return 1 if any(found.values()) or not archs else 0
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", action="append")

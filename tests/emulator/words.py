@@ -5,7 +5,6 @@
 
 A wait ends at once where the word is there, at a later value too, across 2^31 and 2^32; it does not end before somebody else has written it.
 """
-import argparse
 import ctypes
 import os
 import signal
@@ -63,19 +62,5 @@ def check(arch, folder):
     return wrong
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arch", action="append")
-    options = parser.parse_args()
-    if not os.environ.get("TINYGRAD"):
-        print("words: skipped, TINYGRAD is not set (a checkout of github:tinygrad/tinygrad)")
-        return 77
-    archs = clangs.known(options.arch or run.ARCHS, "words")
-    found = {arch: check(arch, run.kernel_folder()) for arch in archs}
-    for arch, wrong in found.items():
-        print(f"{'FAIL' if wrong else 'ok  '} {arch}: {', '.join(wrong) or 'waits and writes'}")
-    return 1 if any(found.values()) or not archs else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run.check_archs("words", run.ARCHS, check, "waits and writes"))

@@ -162,11 +162,7 @@ def flash_attention_4(p):
     c, attend = p.c, libraries.find_flash_attention_4()
     if not attend or c.page or c.dtype == "e4m3" or c.kind in ("cap", "decode"):
         return None
-
-    def call(q, k, v):
-        o = attend(q, k, v, causal=c.causal)
-        return o[0] if isinstance(o, tuple) else o
-    return call
+    return lambda q, k, v: attend(q, k, v, causal=c.causal)
 
 
 def cudnn(p):

@@ -383,7 +383,6 @@ def flash_attention_4(torch, p, causal):
         return None
     q, k, v = (x.detach().requires_grad_() for x in (p.q, p.k, p.v))
     out = flash(q, k, v, causal=causal)
-    out = out[0] if isinstance(out, tuple) else out
     return lambda: torch.autograd.grad(out, (q, k, v), p.d_o, retain_graph=True)
 
 

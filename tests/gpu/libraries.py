@@ -37,9 +37,13 @@ def find_flash_mla_sparse():
 
 
 def find_flash_attention_4():
-    """flash_attn_func of FlashAttention-4, or None."""
+    """flash_attn_func of FlashAttention-4 that returns O alone, or None."""
     try:
         from flash_attn.cute.interface import flash_attn_func
     except ImportError:
         return None
-    return flash_attn_func
+
+    def attend(*args, **options):
+        o = flash_attn_func(*args, **options)
+        return o[0] if isinstance(o, tuple) else o
+    return attend

@@ -136,6 +136,19 @@ static void what_is_no_model_is_refused(void **state)
 		assert_int_equal(predict_model_parse(text, n, "sm_90a", &model, NULL), FMHA_EINVAL);
 }
 
+/* Of an sm_90a. The caller frees both. */
+static struct registry *registry_of_card(struct spec_catalog **ret_catalog)
+{
+	struct registry_device device = {.name = "sm_90a"};
+	struct registry *registry;
+	struct fmha_error err = {0};
+
+	assert_int_equal(spec_catalog_own(fmha_backends, ret_catalog, &err), 0);
+	registry_device_archs(&device, "sm_90a");
+	assert_int_equal(registry_new(*ret_catalog, &device, &registry, &err), 0);
+	return registry;
+}
+
 /* bf16, 2 x 16 heads, 4096 x 4096, hdim 128, on an sm_90a of 132 units. */
 static void plan_with(struct fixture *f, struct registry *registry,
 		      const struct predict_model *model)
@@ -173,7 +186,6 @@ static void set_sizes(struct fixture *f, int i)
 /* Numbers of splits that were judged one at a time make the plan that it would have been. */
 static void looking_first_makes_the_same_plan(void **state)
 {
-	struct registry_device device = {.name = "sm_90a"};
 	struct plan_looking *looking;
 	struct predict_model *model;
 	struct spec_catalog *catalog;
@@ -184,9 +196,7 @@ static void looking_first_makes_the_same_plan(void **state)
 	struct plan at_once;
 
 	(void)state;
-	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
-	registry_device_archs(&device, "sm_90a");
-	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	registry = registry_of_card(&catalog);
 	assert_int_equal(predict_model_load("sm_90a", &model, &err), 0);
 	plan_with(&f, registry, model);
 	for (int i = 0; i < 16; i++) {
@@ -214,7 +224,6 @@ static void looking_first_makes_the_same_plan(void **state)
 /* The first time of all, which comes between two steps, counts for the plan. */
 static void a_time_that_comes_while_looking_counts(void **state)
 {
-	struct registry_device device = {.name = "sm_90a"};
 	struct proto_measured row = {.us = 1, .when_s = 1};
 	struct plan_looking *looking = NULL;
 	struct predict_model *model;
@@ -225,9 +234,7 @@ static void a_time_that_comes_while_looking_counts(void **state)
 	int32_t by_formula = 0;
 
 	(void)state;
-	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
-	registry_device_archs(&device, "sm_90a");
-	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	registry = registry_of_card(&catalog);
 	assert_int_equal(predict_model_load("sm_90a", &model, &err), 0);
 	plan_with(&f, registry, model);
 	for (int i = 0; i < 16 && !looking; i++) {
@@ -263,7 +270,6 @@ static void a_time_that_comes_while_looking_counts(void **state)
 
 static void a_model_goes_before_the_formula(void **state)
 {
-	struct registry_device device = {.name = "sm_90a"};
 	struct predict_model *model;
 	struct spec_catalog *catalog;
 	struct registry *registry;
@@ -272,9 +278,7 @@ static void a_model_goes_before_the_formula(void **state)
 	char text[TEXT_BYTES], trees[256];
 
 	(void)state;
-	assert_int_equal(spec_catalog_own(fmha_backends, &catalog, &err), 0);
-	registry_device_archs(&device, "sm_90a");
-	assert_int_equal(registry_new(catalog, &device, &registry, &err), 0);
+	registry = registry_of_card(&catalog);
 	plan_with(&f, registry, NULL);
 	assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, 128);
 	fixture_deinit(&f);
