@@ -22,6 +22,13 @@ struct served {
 	abi_i32 least, most;
 };
 
+static double sequence_rows(const struct abi_sequences *s, const struct index_tables *t, abi_i32 b)
+{
+	return t->seqlen_q     ? t->seqlen_q[b]
+	       : s->seqstart_q ? difference(t->seqstart_q, b)
+			       : s->seqlen_q_max;
+}
+
 /* What the lengths of sequences that have some are read from: @t, on this host. That kernels have lengths of rows says
  * nothing of it: a stage before may have written them. */
 static struct lengths lengths_of(const struct abi_sequences *s, const struct index_tables *t,
@@ -35,9 +42,7 @@ static struct lengths lengths_of(const struct abi_sequences *s, const struct ind
 	if (differ)
 		sum = (struct lengths){0};
 	for (abi_i32 b = 0; differ && b < s->batch; b++) {
-		double rows = t->seqlen_q     ? t->seqlen_q[b]
-			      : s->seqstart_q ? difference(t->seqstart_q, b)
-					      : s->seqlen_q_max;
+		double rows = sequence_rows(s, t, b);
 		double keys = s->seqlen_k     ? t->seqlen_k[b]
 			      : s->seqstart_k ? difference(t->seqstart_k, b)
 					      : s->seqlen_k_max;
@@ -90,11 +95,13 @@ static double stage_work(enum abi_family family, const union abi_args *args,
 		rows = bwd->sequences.total_q;
 		return rows * bwd->nhead_q * (bwd->hdim_q + bwd->hdim_v);
 	case ABI_FWD_SPLITKV_COMBINE:
-		rows = combine->sequences.total_q;
+		rows = lengths_of(&combine->sequences, tables, served).rows;
 		return 3.0 * combine->n_splits * rows * combine->nhead_q * combine->hdim_v +
 		       (double)combine->sequences.batch * combine->nhead_q * PER_HEAD;
 	case ABI_FWD_APPENDKV:
-		rows = (double)append->sequences.batch * append->seqlen_new * append->nhead_k;
+		rows = append->widens ? lengths_of(&append->sequences, tables, served).keys
+				      : (double)append->sequences.batch * append->seqlen_new;
+		rows *= append->nhead_k;
 		if (append->q.data)
 			rows += (double)append->sequences.total_q * append->nhead_q;
 		return 3.0 * rows * (append->hdim_q + append->hdim_v) +
@@ -105,19 +112,38 @@ static double stage_work(enum abi_family family, const union abi_args *args,
 	return 0;
 }
 
+/* Rows that sequences have at most which stay as they are: the widening finds the same on the device. */
+static abi_i32 most_few_rows(const struct plan *plan, const struct abi_sequences *s,
+			     const struct index_tables *t)
+{
+	abi_i32 few = plan->few_rows;
+
+	for (;; few *= 2) {
+		abi_i32 n_more = 0;
+
+		for (abi_i32 b = 0; b < s->batch; b++)
+			n_more += sequence_rows(s, t, b) > few;
+		if (n_more <= plan->wide_places || few > s->seqlen_q_max)
+			return few;
+	}
+}
+
 double plan_work(const struct plan *plan, const union abi_args args[PLAN_MAX_STAGES],
 		 const struct plan_indices *indices)
 {
 	struct index_tables tables = indices_tables(indices);
+	abi_i32 few = plan->few
+			      ? most_few_rows(plan, &args[plan->append].appendkv.sequences, &tables)
+			      : 0;
 	double work = 0;
 
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
 		struct served served = {.most = INT32_MAX};
 
 		if (plan_stage_few(plan, i))
-			served.most = plan->few_rows;
+			served.most = few;
 		else if (plan->few)
-			served.least = plan->few_rows + 1;
+			served.least = few + 1;
 		work += stage_work(plan->stages[i].family, &args[i], &tables, served);
 	}
 	return work;
