@@ -11,8 +11,9 @@
 #define WIDTH       90
 #define HELP_COLUMN 26
 
-const struct cli_option cli_standard[] = {
-	{"help", 'h', NULL, "this text"}, {"version", 'V', NULL, "the version"}, CLI_END};
+const struct cli_option cli_standard[] = {{"help", 'h', NULL, "this text", CLI_OWN},
+					  {"version", 'V', NULL, "the version", CLI_OWN},
+					  CLI_END};
 
 const struct cli_option *cli_each_option(const struct cli_usage *usage, struct cli_cursor *cursor)
 {
@@ -61,45 +62,48 @@ static _Noreturn void end(int status)
 	exit(CLI_EXIT_IO);
 }
 
-/* Whether @word is one of those in "[a|b|c]", the argument that option @id may leave out. getopt takes
- * such a one only after "=", but "--lse 1" can mean nothing else. */
-static bool is_word_of(const struct cli_usage *usage, int id, const char *word)
+/* Whether @word is one of those in "[a|b|c]", the argument that @option may leave out. getopt takes such a one
+ * only after "=", but "--lse 1" can mean nothing else. */
+static bool is_word_of(const struct cli_option *option, const char *word)
+{
+	return option->argument && option->argument[0] == '[' &&
+	       cli_word_number(option->argument, word) >= 0;
+}
+
+/* getopt's numbers of options: as they stand in the tables. Smaller ones are short forms. */
+#define FIRST 256
+
+static const struct cli_option *option_of(const struct cli_usage *usage, int number)
 {
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
-	size_t n = strlen(word);
 
-	while ((option = cli_each_option(usage, &cursor))) {
-		const char *at = option->argument;
-
-		if (option->id != id || !at || *at != '[')
-			continue;
-		for (at++; *at; at += strcspn(at, "|]"), at += *at != '\0') {
-			if (n > 0 && strcspn(at, "|]") == n && !strncmp(at, word, n))
-				return true;
-		}
-	}
-	return false;
+	for (int i = FIRST; (option = cli_each_option(usage, &cursor)); i++)
+		if (i == number || (number == option->id && cli_has_short(usage, option)))
+			return option;
+	return NULL;
 }
 
-int cli_next(const struct cli_usage *usage, int argc, char **argv)
+/* Return: the next option; NULL at the end, with @ret_end getopt's reason. */
+static const struct cli_option *next_option(const struct cli_usage *usage, int argc, char **argv,
+					    int *ret_end)
 {
 	struct option options[MAX_OPTIONS];
 	char shorts[2 * MAX_OPTIONS + 2];
 	const struct cli_option *option;
 	struct cli_cursor cursor = {0};
 	size_t n = 0, n_shorts = 0;
-	int id;
 
 	if (usage->in_order)
 		shorts[n_shorts++] = '+';
 	while ((option = cli_each_option(usage, &cursor))) {
 		assert(n + 1 < MAX_OPTIONS);
-		options[n++] = (struct option){option->name,
-					       !option->argument            ? no_argument
-					       : option->argument[0] == '[' ? optional_argument
-									    : required_argument,
-					       NULL, option->id};
+		options[n] = (struct option){option->name,
+					     !option->argument            ? no_argument
+					     : option->argument[0] == '[' ? optional_argument
+									  : required_argument,
+					     NULL, FIRST + (int)n};
+		n++;
 		if (!cli_has_short(usage, option))
 			continue;
 		shorts[n_shorts++] = (char)option->id;
@@ -108,20 +112,35 @@ int cli_next(const struct cli_usage *usage, int argc, char **argv)
 	}
 	shorts[n_shorts] = '\0';
 	memset(&options[n], 0, sizeof(options[n]));
-	id = usage->long_only ? getopt_long_only(argc, argv, shorts, options, NULL)
-			      : getopt_long(argc, argv, shorts, options, NULL);
-	if (!optarg && id > 0 && optind < argc && is_word_of(usage, id, argv[optind]))
+	*ret_end = usage->long_only ? getopt_long_only(argc, argv, shorts, options, NULL)
+				    : getopt_long(argc, argv, shorts, options, NULL);
+	option = *ret_end == '?' ? NULL : option_of(usage, *ret_end);
+	if (option && !optarg && optind < argc && is_word_of(option, argv[optind]))
 		optarg = argv[optind++];
-	if (id == 'h') {
-		cli_print_help(usage, stdout);
-		end(0);
+	return option;
+}
+
+int cli_next(const struct cli_usage *usage, int argc, char **argv, void *to)
+{
+	const struct cli_option *option;
+	int last;
+
+	while ((option = next_option(usage, argc, argv, &last))) {
+		if (option == &cli_standard[0]) {
+			cli_print_help(usage, stdout);
+			end(0);
+		}
+		if (option == &cli_standard[1]) {
+			(void)printf("%.*s %s\n", cli_program_width(usage), usage->name,
+				     FMHA_VERSION);
+			end(0);
+		}
+		if (option->value.kind == CLI_CALLERS)
+			return option->id;
+		if (cli_keep(usage, option, optarg, to) < 0)
+			return '?';
 	}
-	if (id == 'V') {
-		(void)printf("%.*s %s\n", (int)strcspn(usage->name, " "), usage->name,
-			     FMHA_VERSION);
-		end(0);
-	}
-	return id;
+	return last;
 }
 
 void cli_print_wrapped(const char *text, int column, int indent, FILE *out)
@@ -151,7 +170,6 @@ void cli_print_wrapped(const char *text, int column, int indent, FILE *out)
 
 static void print_option(const struct cli_usage *usage, const struct cli_option *option, FILE *out)
 {
-	bool one_dash = usage->long_only && strlen(option->name) < 4;
 	int column = 2;
 
 	(void)fputs("  ", out);
@@ -159,7 +177,7 @@ static void print_option(const struct cli_usage *usage, const struct cli_option 
 		column += fprintf(out, "-%c, ", option->id);
 	else
 		column += fprintf(out, "    ");
-	column += fprintf(out, "%s%s%s%s", one_dash ? "-" : "--", option->name,
+	column += fprintf(out, "%s%s%s%s", cli_dashes(usage, option), option->name,
 			  option->argument ? " " : "", option->argument ? option->argument : "");
 	if (column + 2 > HELP_COLUMN)
 		(void)fprintf(out, "\n%*s", HELP_COLUMN, "");
@@ -182,16 +200,6 @@ static void options_print_text(const char *text, FILE *out)
 		free(line);
 		text += n + (text[n] == '\n');
 	}
-}
-
-bool cli_keep_text(const struct cli_text *texts, size_t n, void *to, int id, const char *value)
-{
-	for (size_t i = 0; i < n; i++)
-		if (texts[i].id == id) {
-			*(const char **)((char *)to + texts[i].at) = value;
-			return true;
-		}
-	return false;
 }
 
 void cli_print_help(const struct cli_usage *usage, FILE *out)

@@ -22,6 +22,12 @@ bool cli_has_short(const struct cli_usage *usage, const struct cli_option *optio
 /* "ping" of "fmhactl ping". */
 const char *cli_command_word(const struct cli_usage *usage);
 
+/* values.c: how long the program's name is in the usage's, and what help and complaints write before an option's name. */
+int cli_program_width(const struct cli_usage *usage);
+const char *cli_dashes(const struct cli_usage *usage, const struct cli_option *option);
+/* Which of "a|b|c" or "[a|b|c]" @word is, from 0 on; -1: none. */
+int cli_word_number(const char *words, const char *word);
+
 /* complete.c */
 void cli_complete_bash(const struct cli_program *program, FILE *out);
 void cli_complete_zsh(const struct cli_program *program, FILE *out);

@@ -80,13 +80,15 @@ int ctl_parse_double(const char *option, const char *text, double *ret_value)
 }
 
 const struct cli_option ctl_target_options[] = {
-	{"socket", CTL_OPT_SOCKET, "PATH", "the daemon's socket (default: see `fmhactl help`)"},
-	{"device", CTL_OPT_DEVICE, "N", "index of the device (default: the first that is ready)"},
-	{"timeout", CTL_OPT_TIMEOUT, "SECS", "give up after this long (default 30)"},
+	{"socket", CTL_OPT_SOCKET, "PATH", "the daemon's socket (default: see `fmhactl help`)",
+	 CLI_OWN},
+	{"device", CTL_OPT_DEVICE, "N", "index of the device (default: the first that is ready)",
+	 CLI_OWN},
+	{"timeout", CTL_OPT_TIMEOUT, "SECS", "give up after this long (default 30)", CLI_OWN},
 	CLI_END};
 
-const struct cli_option ctl_json_option[] = {{"json", CTL_OPT_JSON, NULL, "the answer as JSON"},
-					     CLI_END};
+const struct cli_option ctl_json_option[] = {
+	{"json", CTL_OPT_JSON, NULL, "the answer as JSON", CLI_OWN}, CLI_END};
 
 const char *ctl_take_verb(int *argc, char ***argv)
 {
@@ -152,7 +154,7 @@ int ctl_options_before(const struct ctl_command *command, int argc, char **argv,
 {
 	int option, r = 0;
 
-	while (r == 0 && (option = cli_next(&command->usage, argc, argv)) != -1) {
+	while (r == 0 && (option = cli_next(&command->usage, argc, argv, owner)) != -1) {
 		bool common = option == '?' || (option >= CTL_OPT_SOCKET && option <= CTL_OPT_JSON);
 
 		r = common || !take ? ctl_target_option(target, option, optarg)

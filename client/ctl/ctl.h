@@ -104,8 +104,8 @@ extern const struct cli_option ctl_json_option[];
 int ctl_target_option(struct ctl_target *target, int option, const char *value);
 
 /*
- * Reads all options, after which no operand may be left.
- * @take: of options that are not the target's, which gets @owner; NULL: there are none
+ * Reads all options, after which no operand may be left. What the tables keep is kept in @owner.
+ * @take: of the other options that are not the target's; NULL: there are none
  * Return: 0 or an exit code.
  */
 typedef int (*ctl_take)(void *owner, int option, const char *value);

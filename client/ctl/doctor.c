@@ -454,27 +454,15 @@ static void check_daemon(struct doctor *doctor)
 	client = fmha_client_free(client);
 }
 
-enum { OPTION_SECONDS = 's' };
-
-static const struct cli_option own_options[] = {
-	{"seconds", OPTION_SECONDS, "S", "with --device: how long runs race (default 60)"},
-	CLI_END};
-
-static int take_seconds(void *owner, int option, const char *value)
-{
-	struct doctor *doctor = owner;
-	int r = ctl_parse_double("--seconds", value, &doctor->seconds);
-
-	(void)option;
-	if (r == 0 && !(doctor->seconds >= 0 && doctor->seconds <= 86400))
-		return ctl_usage_error("--seconds %s: 0 to 86400", value);
-	return r;
-}
+static const struct cli_option own_options[] = {{"seconds", 's', "S",
+						 "with --device: how long runs race (default 60)",
+						 CLI_RANGE(REAL, struct doctor, seconds, 0, 86400)},
+						CLI_END};
 
 static int run_doctor(int argc, char **argv)
 {
 	struct doctor doctor = {.target = CTL_TARGET_INIT, .seconds = DEFAULT_SECONDS};
-	int r = ctl_options(&ctl_doctor, argc, argv, &doctor.target, take_seconds, &doctor);
+	int r = ctl_options(&ctl_doctor, argc, argv, &doctor.target, NULL, &doctor);
 
 	if (r != 0)
 		return r;

@@ -3,7 +3,6 @@
 #include "ctl.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,15 +19,15 @@
 enum format { FORMAT_CSV, FORMAT_JSON, FORMAT_NAMES };
 
 struct request {
+	struct ctl_target target;
 	struct spec_space_options space;
 	struct spec_head_dims head_dims[MAX_HEAD_DIMS];
 	const char *profile_name;
 	const char *receipt_text; /* NULL: none is asked for */
 	const char *filter_text;
-	const char *filter_files[MAX_FILES], *set_files[MAX_FILES];
-	int n_filter_files, n_set_files;
+	struct cli_texts filter_files, set_files;
 	const char *out_path;
-	enum format format;
+	uint32_t format; /* enum format */
 	bool count_only;
 };
 
@@ -43,55 +42,52 @@ struct job {
 	bool is_own; /* of this build's kernels, which have more columns */
 };
 
-enum option_id {
-	OPT_ARCH = 1,
-	OPT_RULES,
-	OPT_VARIANT,
-	OPT_CONFIG,
-	OPT_RECEIPT,
-	OPT_PROFILE,
-	OPT_MODE,
-	OPT_HDIMS,
-	OPT_FILTER,
-	OPT_FILTER_FILE,
-	OPT_SET,
-	OPT_COUNT,
-	OPT_FORMAT,
-	OPT_OUT,
-};
+enum { OPTION_HDIMS = 1 };
 
 static const struct cli_option own_options[] = {
-	{"arch", OPT_ARCH, "ARCH", "see `fmhactl archs`"},
-	{"rules", OPT_RULES, "gpu|cpu|ck",
+	{"arch", 0, "ARCH", "see `fmhactl archs`", CLI_TO(TEXT, struct request, space.arch)},
+	{"rules", 0, "gpu|cpu|ck",
 	 "which of the arch's kernel spaces: gpu or cpu, what this build can run (default), or ck, "
-	 "AMD's, which --config, --receipt and --mode exhaustive are about"},
-	{"variant", OPT_VARIANT, "fwd|splitkv|pagedkv|appendkv|batch_prefill|bwd",
-	 "only these, as shipped (default: all of them)"},
-	{"config", OPT_CONFIG, "SWEEP",
-	 "a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file"},
-	{"receipt", OPT_RECEIPT, "N", "one of `fmhactl profiles`, by number or name (default 0)"},
-	{"profile", OPT_PROFILE, "P",
-	 "the profile's receipt, and of that what validates and it keeps; by name or number"},
-	{"mode", OPT_MODE, "rules|exhaustive", "default: rules"},
-	{"hdims", OPT_HDIMS, "LIST", "only these head dims, such as 64,192x128"},
-	{"filter", OPT_FILTER, "EXPR",
-	 "such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\""},
-	{"filter-file", OPT_FILTER_FILE, "FILE",
+	 "AMD's, which --config, --receipt and --mode exhaustive are about",
+	 CLI_TO(TEXT, struct request, space.rules)},
+	{"variant", 0, "fwd|splitkv|pagedkv|appendkv|batch_prefill|bwd",
+	 "only these, as shipped (default: all of them)",
+	 CLI_TO(TEXT, struct request, space.variant)},
+	{"config", 0, "SWEEP", "a shipped sweep by name (receipt0_fwd, fwd_ci, ...) or a JSON file",
+	 CLI_TO(TEXT, struct request, space.config)},
+	{"receipt", 0, "N", "one of `fmhactl profiles`, by number or name (default 0)",
+	 CLI_TO(TEXT, struct request, receipt_text)},
+	{"profile", 0, "P",
+	 "the profile's receipt, and of that what validates and it keeps; by name or number",
+	 CLI_TO(TEXT, struct request, profile_name)},
+	{"mode", 0, "rules|exhaustive", "default: rules",
+	 CLI_TO(WORD, struct request, space.exhaustive)},
+	{"hdims", OPTION_HDIMS, "LIST", "only these head dims, such as 64,192x128", CLI_OWN},
+	{"filter", 0, "EXPR", "such as \"hdim_q == 128 and pipeline == 'qr_async' and not lse\"",
+	 CLI_TO(TEXT, struct request, filter_text)},
+	{"filter-file", 0, "FILE",
 	 "a file with such an expression, of any number of lines, with # before comments; may be "
-	 "given again; what is kept, all of them and --filter let through"},
-	{"set", OPT_SET, "FILE",
+	 "given again; what is kept, all of them and --filter let through",
+	 CLI_RANGE(TEXTS, struct request, filter_files, 0, MAX_FILES)},
+	{"set", 0, "FILE",
 	 "the kernels that a kernel set declares, a JSON file as specs/README.md explains it; "
-	 "may be given again: all of them together"},
-	{"count", OPT_COUNT, NULL, "print the number of kernels and nothing else"},
-	{"format", OPT_FORMAT, "csv|json|names", "default: csv, 59 columns with a header"},
-	{"out", OPT_OUT, "FILE", "write there instead of to standard output"},
+	 "may be given again: all of them together",
+	 CLI_RANGE(TEXTS, struct request, set_files, 0, MAX_FILES)},
+	{"count", 0, NULL, "print the number of kernels and nothing else",
+	 CLI_TO(FLAG, struct request, count_only)},
+	{"format", 0, "csv|json|names", "default: csv, 59 columns with a header",
+	 CLI_TO(WORD, struct request, format)},
+	{"out", 0, "FILE", "write there instead of to standard output",
+	 CLI_TO(TEXT, struct request, out_path)},
 	CLI_END};
 
 /* "64,192x128" */
-static int parse_head_dims(struct request *request, const char *text)
+static int parse_head_dims(void *owner, int option, const char *text)
 {
+	struct request *request = owner;
 	size_t n = 0;
 
+	(void)option;
 	while (*text) {
 		char *end;
 		unsigned long q = strtoul(text, &end, 10), v = q;
@@ -111,91 +107,19 @@ static int parse_head_dims(struct request *request, const char *text)
 	return 0;
 }
 
-static int parse_word(const char *option, const char *text, const char *const *words,
-		      int *ret_number)
-{
-	for (int i = 0; words[i]; i++)
-		if (strcmp(text, words[i]) == 0) {
-			*ret_number = i;
-			return 0;
-		}
-	return ctl_usage_error("%s %s: there is none", option, text);
-}
-
-static int add_file(const char *option, const char *files[MAX_FILES], int *n, const char *value)
-{
-	if (*n == MAX_FILES)
-		return ctl_usage_error("%s %s: more than %d of them", option, value, MAX_FILES);
-	files[(*n)++] = value;
-	return 0;
-}
-
-static int take_option(struct request *request, int id, const char *value)
-{
-	static const struct cli_text texts[] = {
-		{OPT_ARCH, offsetof(struct request, space.arch)},
-		{OPT_RULES, offsetof(struct request, space.rules)},
-		{OPT_VARIANT, offsetof(struct request, space.variant)},
-		{OPT_CONFIG, offsetof(struct request, space.config)},
-		{OPT_RECEIPT, offsetof(struct request, receipt_text)},
-		{OPT_PROFILE, offsetof(struct request, profile_name)},
-		{OPT_FILTER, offsetof(struct request, filter_text)},
-		{OPT_OUT, offsetof(struct request, out_path)},
-	};
-	int number = 0;
-	int r = 0;
-
-	if (cli_keep_text(texts, sizeof(texts) / sizeof(texts[0]), request, id, value))
-		return 0;
-	switch (id) {
-	case OPT_MODE:
-		r = parse_word("--mode", value, (const char *const[]){"rules", "exhaustive", NULL},
-			       &number);
-		request->space.exhaustive = number;
-		break;
-	case OPT_HDIMS:
-		r = parse_head_dims(request, value);
-		break;
-	case OPT_FILTER_FILE:
-		r = add_file("--filter-file", request->filter_files, &request->n_filter_files,
-			     value);
-		break;
-	case OPT_SET:
-		r = add_file("--set", request->set_files, &request->n_set_files, value);
-		break;
-	case OPT_COUNT:
-		request->count_only = true;
-		break;
-	case OPT_FORMAT:
-		r = parse_word("--format", value,
-			       (const char *const[]){"csv", "json", "names", NULL}, &number);
-		request->format = (enum format)number;
-		break;
-	case CTL_OPT_JSON:
-		request->format = FORMAT_JSON;
-		break;
-	default: /* cli_next() has said what is wrong */
-		r = CTL_USAGE;
-	}
-	return r;
-}
-
 static int parse_options(int argc, char **argv, struct request *request)
 {
-	int id, r;
+	int r = ctl_options(&ctl_enumerate, argc, argv, &request->target, parse_head_dims, request);
 
-	while ((id = cli_next(&ctl_enumerate.usage, argc, argv)) != -1) {
-		r = take_option(request, id, optarg);
-		if (r != 0)
-			return r;
-	}
-	if (optind < argc)
-		return ctl_usage_error("enumerate: '%s' is no option", argv[optind]);
-	if (!request->space.arch && !request->n_set_files)
+	if (r != 0)
+		return r;
+	if (request->target.json)
+		request->format = FORMAT_JSON;
+	if (!request->space.arch && !request->set_files.n)
 		return ctl_usage_error("enumerate: --arch is missing; see `fmhactl archs`");
 	if (request->profile_name && request->receipt_text)
 		return ctl_usage_error("enumerate: --profile and --receipt exclude each other");
-	if (request->n_set_files &&
+	if (request->set_files.n &&
 	    (request->space.variant || request->space.config || request->receipt_text ||
 	     request->space.exhaustive || request->space.restrict_hdims))
 		return ctl_usage_error("enumerate: a kernel set says all that --variant, --config, "
@@ -293,8 +217,8 @@ static int read_filters(const struct request *request, struct job *job)
 			? compile_filter(job, request->filter_text, &job->filter, "filter")
 			: 0;
 
-	for (int i = 0; i < request->n_filter_files && r == 0; i++)
-		r = read_filter_file(job, request->filter_files[i]);
+	for (int i = 0; i < (int)request->filter_files.n && r == 0; i++)
+		r = read_filter_file(job, request->filter_files.at[i]);
 	return r;
 }
 
@@ -305,8 +229,8 @@ static int read_sets(const struct request *request, struct job *job)
 	job->set = spec_set_new(job->catalog);
 	if (!job->set)
 		return ctl_error(&(struct fmha_error){.code = FMHA_ENOMEM});
-	for (int i = 0; i < request->n_set_files; i++)
-		if (spec_set_add_file(job->set, request->set_files[i], request->space.arch,
+	for (int i = 0; i < (int)request->set_files.n; i++)
+		if (spec_set_add_file(job->set, request->set_files.at[i], request->space.arch,
 				      request->space.rules, &err) < 0)
 			return err.code == FMHA_EINVAL ? ctl_usage_error("%s", err.msg)
 						       : ctl_error(&err);
@@ -353,7 +277,7 @@ static int prepare(struct request *request, struct job *job)
 	if (r == 0)
 		r = read_filters(request, job);
 	if (r == 0)
-		r = request->n_set_files ? read_sets(request, job) : make_space(request, job);
+		r = request->set_files.n ? read_sets(request, job) : make_space(request, job);
 	return r;
 }
 

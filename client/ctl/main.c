@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 	if (argc >= 2 && argc <= 3 && !strcmp(argv[1], "help"))
 		return help(argc == 3 ? argv[2] : NULL);
 	argv[0] = program; /* what complaints begin with */
-	while ((option = cli_next(&usage, argc, argv)) != -1) {
+	while ((option = cli_next(&usage, argc, argv, NULL)) != -1) {
 		if (option == '?') {
 			(void)fputs("`fmhactl --help` says more\n", stderr);
 			return CTL_USAGE;

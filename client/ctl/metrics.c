@@ -9,8 +9,15 @@
 
 #include "ctl.h"
 
-static const struct cli_option own_options[] = {
-	{"out", 'o', "FILE", "write there, all at once, instead of to stdout"}, CLI_END};
+struct request {
+	struct ctl_target target;
+	const char *out; /* NULL: stdout */
+};
+
+static const struct cli_option own_options[] = {{"out", 'o', "FILE",
+						 "write there, all at once, instead of to stdout",
+						 CLI_TO(TEXT, struct request, out)},
+						CLI_END};
 
 /* A reader sees the whole old file or the whole new one. */
 static int replace_file(const char *path, const char *text)
@@ -98,25 +105,17 @@ static int print_metrics(const char *json, const char *out, bool is_json)
 	return r;
 }
 
-static int take_out(void *out, int option, const char *value)
-{
-	(void)option;
-	*(const char **)out = value;
-	return 0;
-}
-
 static int metrics(int argc, char **argv)
 {
-	struct ctl_target target = CTL_TARGET_INIT;
-	const char *out = NULL;
+	struct request request = {.target = CTL_TARGET_INIT};
 	char *json;
-	int r = ctl_options(&ctl_metrics, argc, argv, &target, take_out, &out);
+	int r = ctl_options(&ctl_metrics, argc, argv, &request.target, NULL, &request);
 
 	if (r == 0)
-		r = ctl_ask_status(&target, &json);
+		r = ctl_ask_status(&request.target, &json);
 	if (r != 0)
 		return r;
-	r = print_metrics(json, out, target.json);
+	r = print_metrics(json, request.out, request.target.json);
 	free(json);
 	return r;
 }

@@ -7,8 +7,15 @@
 
 #include <cjson/cJSON.h>
 
-static const struct cli_option own_options[] = {
-	{"count", 'n', "N", "round trips to each (default 10)"}, CLI_END};
+struct request {
+	struct ctl_target target;
+	int64_t count;
+};
+
+static const struct cli_option own_options[] = {{"count", 'n', "N",
+						 "round trips to each (default 10)",
+						 CLI_RANGE(INT, struct request, count, 1, 1000000)},
+						CLI_END};
 
 static int compare_times(const void *a, const void *b)
 {
@@ -101,27 +108,20 @@ static int ping_all(struct fmha_client *client, const struct ctl_target *target,
 	return worst;
 }
 
-static int take_count(void *count, int option, const char *value)
-{
-	(void)option;
-	return ctl_parse_int("--count", value, 1, 1000000, count);
-}
-
 static int ping(int argc, char **argv)
 {
-	struct ctl_target target = CTL_TARGET_INIT;
+	struct request request = {.target = CTL_TARGET_INIT, .count = 10};
 	struct fmha_client *client;
 	cJSON *list = NULL;
-	int64_t count = 10;
-	int r = ctl_options(&ctl_ping, argc, argv, &target, take_count, &count);
+	int r = ctl_options(&ctl_ping, argc, argv, &request.target, NULL, &request);
 
 	if (r == 0)
-		r = ctl_connect(&target, &client);
+		r = ctl_connect(&request.target, &client);
 	if (r != 0)
 		return r;
-	if (target.json)
+	if (request.target.json)
 		list = cJSON_CreateArray();
-	r = ping_all(client, &target, count, list);
+	r = ping_all(client, &request.target, request.count, list);
 	if (r == CTL_OK && list)
 		r = ctl_print_json(list);
 	else

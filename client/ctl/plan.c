@@ -16,70 +16,39 @@
 #include "recipe.h"
 #include "json.h"
 
-enum {
-	OPTION_ARCH = 4000,
-	OPTION_RULES,
-	OPTION_UNITS,
-	OPTION_CANDIDATES,
-	OPTION_KERNEL,
-	OPTION_FEATURES,
-};
-
-static const struct cli_option own_options[] = {
-	{"arch", OPTION_ARCH, "ARCH",
-	 "explain for this arch, with no daemon (see `fmhactl archs`)"},
-	{"rules", OPTION_RULES, "gpu|cpu|ck",
-	 "with --arch: ck for AMD's kernels (default: those of this build)"},
-	{"units", OPTION_UNITS, "N",
-	 "with --arch: cores, CUs or SMs (default: typical of the arch)"},
-	{"candidates", OPTION_CANDIDATES, "N",
-	 "list at most N candidates of each selection (default 6)"},
-	{"features", OPTION_FEATURES, NULL,
-	 "with --arch and --json: what the model of times sees of each candidate"},
-	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
-	CLI_END};
-
 struct request {
 	struct ctl_target target;
 	struct recipe recipe;
-	struct problem_kernels kernels;
+	struct cli_texts kernels;
 	const char *arch, *rules;
-	uint32_t units;
-	int64_t n_candidates;
+	int64_t units, n_candidates;
 	bool features;
 };
+
+static const struct cli_option own_options[] = {
+	{"arch", 0, "ARCH", "explain for this arch, with no daemon (see `fmhactl archs`)",
+	 CLI_TO(TEXT, struct request, arch)},
+	{"rules", 0, "gpu|cpu|ck",
+	 "with --arch: ck for AMD's kernels (default: those of this build)",
+	 CLI_TO(TEXT, struct request, rules)},
+	{"units", 0, "N", "with --arch: cores, CUs or SMs (default: typical of the arch)",
+	 CLI_RANGE(INT, struct request, units, 1, 100000)},
+	{"candidates", 0, "N", "list at most N candidates of each selection (default 6)",
+	 CLI_RANGE(INT, struct request, n_candidates, 0, 1000000)},
+	{"features", 0, NULL,
+	 "with --arch and --json: what the model of times sees of each candidate",
+	 CLI_TO(FLAG, struct request, features)},
+	{"kernel", 0, "NAME", problem_kernel_help,
+	 CLI_RANGE(TEXTS, struct request, kernels, 0, FMHA_MAX_STAGES)},
+	CLI_END};
 
 static int plan_take_option(void *owner, int option, const char *value)
 {
 	struct request *request = owner;
-	int64_t number = 0;
-	int r;
 
 	if (problem_is_option(option))
 		return problem_option(&request->recipe.problem, option, value);
-	if (recipe_is_option(option))
-		return recipe_option(&request->recipe, option, value);
-	switch (option) {
-	case OPTION_ARCH:
-		request->arch = value;
-		return 0;
-	case OPTION_RULES:
-		request->rules = value;
-		return 0;
-	case OPTION_UNITS:
-		r = ctl_parse_int("--units", value, 1, 100000, &number);
-		request->units = (uint32_t)number;
-		return r;
-	case OPTION_CANDIDATES:
-		return ctl_parse_int("--candidates", value, 0, 1000000, &request->n_candidates);
-	case OPTION_FEATURES:
-		request->features = true;
-		return 0;
-	case OPTION_KERNEL:
-		return problem_add_kernel(&request->kernels, value);
-	default:
-		return CTL_USAGE;
-	}
+	return recipe_option(&request->recipe, option, value);
 }
 
 /* The problem's tensors: only their presence, types and strides matter. */
@@ -236,9 +205,9 @@ static int explain(const struct request *request, char **ret_json)
 {
 	const struct plan_offline_options device = {.arch = request->arch,
 						    .rules = request->rules,
-						    .compute_units = request->units,
+						    .compute_units = (uint32_t)request->units,
 						    .features = request->features,
-						    .kernels = request->kernels.names,
+						    .kernels = request->kernels.at,
 						    .n_kernels = request->kernels.n,
 						    .integers = request->recipe.indices};
 	struct fmha_error err = {0};

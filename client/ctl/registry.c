@@ -7,14 +7,6 @@
 #include "registry_files.h"
 #include "ctl.h"
 
-static const struct cli_option own_options[] = {
-	{"filter", 'f', "EXPR",
-	 "export: only kernels for which this holds, as in \"hdim_q == 128 and pipeline == 'qr'\""},
-	{"out", 'o', "FILE", "export: write there instead of to stdout"},
-	{"name", 'n', "NAME", "load: what the set is called (default: as the file)"},
-	{"shape", 's', "WORD", "forget: only times at this shape, as `get` prints it"},
-	CLI_END};
-
 struct request {
 	struct ctl_target target;
 	const char *filter, *out, *name;
@@ -22,6 +14,18 @@ struct request {
 	const char *second;  /* FILE of merge and compare, PRIORITY */
 	const char *shape;
 };
+
+static const struct cli_option own_options[] = {
+	{"filter", 'f', "EXPR",
+	 "export: only kernels for which this holds, as in \"hdim_q == 128 and pipeline == 'qr'\"",
+	 CLI_TO(TEXT, struct request, filter)},
+	{"out", 'o', "FILE", "export: write there instead of to stdout",
+	 CLI_TO(TEXT, struct request, out)},
+	{"name", 'n', "NAME", "load: what the set is called (default: as the file)",
+	 CLI_TO(TEXT, struct request, name)},
+	{"shape", 's', "WORD", "forget: only times at this shape, as `get` prints it",
+	 CLI_TO(TEXT, struct request, shape)},
+	CLI_END};
 
 static int do_export(struct fmha_device *device, const struct request *request)
 {
@@ -122,28 +126,10 @@ static int do_unload(struct fmha_device *device, const struct request *request)
 
 static int registry_parse(struct request *request, int argc, char **argv)
 {
-	int option, r;
+	int r = ctl_options_before(&ctl_registry, argc, argv, &request->target, NULL, request);
 
-	while ((option = cli_next(&ctl_registry.usage, argc, argv)) != -1) {
-		switch (option) {
-		case 'f':
-			request->filter = optarg;
-			break;
-		case 'o':
-			request->out = optarg;
-			break;
-		case 'n':
-			request->name = optarg;
-			break;
-		case 's':
-			request->shape = optarg;
-			break;
-		default:
-			r = ctl_target_option(&request->target, option, optarg);
-			if (r != 0)
-				return r;
-		}
-	}
+	if (r != 0)
+		return r;
 	if (optind < argc)
 		request->operand = argv[optind++];
 	if (optind < argc)

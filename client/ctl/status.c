@@ -14,9 +14,16 @@
 
 #define MAX_COLUMNS 24
 
+/* What --all and --limits ask for. */
+struct view {
+	bool everything, all_limits;
+};
+
 static const struct cli_option status_options[] = {
-	{"all", 'a', NULL, "everything that the daemon counts"},
-	{"limits", 'l', NULL, "all limits; without it only those that somebody ran into"},
+	{"all", 'a', NULL, "everything that the daemon counts",
+	 CLI_TO(FLAG, struct view, everything)},
+	{"limits", 'l', NULL, "all limits; without it only those that somebody ran into",
+	 CLI_TO(FLAG, struct view, all_limits)},
 	CLI_END};
 
 /* A scalar as text; "" for what is no scalar. */
@@ -151,27 +158,12 @@ static int print_status(const char *json, bool everything, bool all_limits)
 	return CTL_OK;
 }
 
-/* What --all and --limits ask for. */
-struct view {
-	bool everything, all_limits;
-};
-
-static int take_view(void *owner, int option, const char *value)
-{
-	struct view *view = owner;
-
-	(void)value;
-	view->all_limits |= option == 'l';
-	view->everything |= option == 'a';
-	return 0;
-}
-
 static int status(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
 	struct view view = {0};
 	char *json;
-	int r = ctl_options(&ctl_status, argc, argv, &target, take_view, &view);
+	int r = ctl_options(&ctl_status, argc, argv, &target, NULL, &view);
 
 	if (r == 0)
 		r = ctl_ask_status(&target, &json);

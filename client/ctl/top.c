@@ -11,16 +11,18 @@
 #include "ctl.h"
 #include "json.h"
 
-static const struct cli_option own_options[] = {
-	{"interval", 'i', "SECS", "between two screens (default 1)"},
-	{"count", 'n', "N", "screens (default: endless on a terminal, else 1)"},
-	CLI_END};
-
 struct top {
 	struct ctl_target target;
 	double interval_s;
 	int64_t count; /* 0: endless */
 };
+
+static const struct cli_option own_options[] = {
+	{"interval", 'i', "SECS", "between two screens (default 1)",
+	 CLI_RANGE(REAL, struct top, interval_s, 0.05, 3600)},
+	{"count", 'n', "N", "screens (default: endless on a terminal, else 1)",
+	 CLI_RANGE(INT, struct top, count, 1, 1000000000)},
+	CLI_END};
 
 /* The status at one moment. */
 struct sample {
@@ -276,24 +278,11 @@ static int watch(const struct top *top, struct fmha_client *client)
 	return r;
 }
 
-static int take_pace(void *owner, int option, const char *value)
-{
-	struct top *top = owner;
-
-	if (option == 'n')
-		return ctl_parse_int("--count", value, 1, 1000000000, &top->count);
-	if (ctl_parse_double("--interval", value, &top->interval_s) != 0)
-		return CTL_USAGE;
-	if (top->interval_s < 0.05 || top->interval_s > 3600)
-		return ctl_usage_error("--interval %s: 0.05 to 3600 seconds", value);
-	return 0;
-}
-
 static int run_top(int argc, char **argv)
 {
 	struct top top = {.target = CTL_TARGET_INIT, .interval_s = 1};
 	struct fmha_client *client;
-	int r = ctl_options(&ctl_top, argc, argv, &top.target, take_pace, &top);
+	int r = ctl_options(&ctl_top, argc, argv, &top.target, NULL, &top);
 
 	if (r != 0)
 		return r;

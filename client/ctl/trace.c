@@ -14,11 +14,6 @@
 #define PAUSE_MS    200 /* between two looks: a worker keeps some thousands of runs */
 #define MAX_DEVICES 64
 
-static const struct cli_option own_options[] = {
-	{"seconds", 's', "N", "how long to watch (default 5)"},
-	{"out", 'o', "FILE", "where the trace goes (default trace.json)"},
-	CLI_END};
-
 struct tracer {
 	struct ctl_target target;
 	double seconds;
@@ -29,6 +24,13 @@ struct tracer {
 	uint32_t indices[MAX_DEVICES];
 	size_t n_devices;
 };
+
+static const struct cli_option own_options[] = {
+	{"seconds", 's', "N", "how long to watch (default 5)",
+	 CLI_RANGE(REAL, struct tracer, seconds, 0.1, 3600)},
+	{"out", 'o', "FILE", "where the trace goes (default trace.json)",
+	 CLI_TO(TEXT, struct tracer, path)},
+	CLI_END};
 
 /* One span; the format counts in us. A device is a process, a session one of its threads. */
 static void write_span(struct tracer *tracer, uint32_t device, const cJSON *event, const char *name,
@@ -144,24 +146,11 @@ static int watch(struct tracer *tracer)
 	return r;
 }
 
-static int take_own(void *owner, int option, const char *value)
-{
-	struct tracer *tracer = owner;
-
-	if (option == 'o')
-		return !(tracer->path = value);
-	if (ctl_parse_double("--seconds", value, &tracer->seconds) != 0)
-		return CTL_USAGE;
-	if (tracer->seconds < 0.1 || tracer->seconds > 3600)
-		return ctl_usage_error("--seconds %s: 0.1 to 3600", value);
-	return 0;
-}
-
 static int run_trace(int argc, char **argv)
 {
 	struct tracer tracer = {.target = CTL_TARGET_INIT, .seconds = 5, .path = "trace.json"};
 	struct fmha_client *client;
-	int r = ctl_options(&ctl_trace, argc, argv, &tracer.target, take_own, &tracer);
+	int r = ctl_options(&ctl_trace, argc, argv, &tracer.target, NULL, &tracer);
 
 	if (r == 0)
 		r = ctl_connect(&tracer.target, &client);

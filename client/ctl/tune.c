@@ -13,26 +13,26 @@
 #include "ctl.h"
 #include "recipe.h"
 
-enum { OPTION_CENSUS = 4100, OPTION_TIER, OPTION_BUDGET, OPTION_AGAIN, OPTION_THOROUGH };
-
-static const struct cli_option own_options[] = {
-	{"census", OPTION_CENSUS, NULL,
-	 "what the device has been asked for, what took most time first"},
-	{"tier", OPTION_TIER, "smoke|full|nightly", "the shapes of a tier"},
-	{"budget", OPTION_BUDGET, "SECS", "of device time, for all together (default: none)"},
-	{"again", OPTION_AGAIN, NULL, "also what was measured before"},
-	{"thorough", OPTION_THOROUGH, NULL, "also what is estimated to be far too slow"},
-	CLI_END};
-
 struct request {
 	struct ctl_target target;
 	struct recipe recipe;
 	bool shaped; /* options of the recipe were given */
-	bool census;
+	bool census, again, thorough;
 	const char *tier;
-	double budget_s;
-	struct fmha_tune_options options;
+	double budget_s; /* 0: none */
 };
+
+static const struct cli_option own_options[] = {
+	{"census", 0, NULL, "what the device has been asked for, what took most time first",
+	 CLI_TO(FLAG, struct request, census)},
+	{"tier", 0, "smoke|full|nightly", "the shapes of a tier",
+	 CLI_TO(TEXT, struct request, tier)},
+	{"budget", 0, "SECS", "of device time, for all together (default: none)",
+	 CLI_RANGE(REAL, struct request, budget_s, 0.001, 1e6)},
+	{"again", 0, NULL, "also what was measured before", CLI_TO(FLAG, struct request, again)},
+	{"thorough", 0, NULL, "also what is estimated to be far too slow",
+	 CLI_TO(FLAG, struct request, thorough)},
+	CLI_END};
 
 struct tuning {
 	struct fmha_device *device;
@@ -81,12 +81,14 @@ static bool is_spent(const struct tuning *tuning)
 /* @problem: NULL: @shape of the census. Return: 0 or an exit code that ends it all. */
 static int tune_one(struct tuning *tuning, const struct fmha_problem *problem, const char *shape)
 {
-	struct fmha_tune_options options = tuning->request->options;
+	struct fmha_tune_options options = {.struct_size = sizeof(options),
+					    .again = tuning->request->again,
+					    .thorough = tuning->request->thorough,
+					    .shape = shape};
 	struct fmha_tune_result result;
 	struct fmha_error err = {0};
 	int r;
 
-	options.shape = shape;
 	if (tuning->request->budget_s > 0) {
 		double left = tuning->request->budget_s -
 			      (double)(ctl_now_ns() - tuning->started_ns) / 1e9;
@@ -200,34 +202,10 @@ static int tune_take_option(void *owner, int option, const char *value)
 {
 	struct request *request = owner;
 
-	if (problem_is_option(option) || recipe_is_option(option))
-		request->shaped = true;
+	request->shaped = true;
 	if (problem_is_option(option))
 		return problem_option(&request->recipe.problem, option, value);
-	if (recipe_is_option(option))
-		return recipe_option(&request->recipe, option, value);
-	switch (option) {
-	case OPTION_CENSUS:
-		request->census = true;
-		return 0;
-	case OPTION_TIER:
-		request->tier = value;
-		return 0;
-	case OPTION_BUDGET:
-		if (ctl_parse_double("--budget", value, &request->budget_s) != 0)
-			return CTL_USAGE;
-		if (!(request->budget_s > 0 && request->budget_s < 1e6))
-			return ctl_usage_error("--budget %s: not a number of seconds", value);
-		return 0;
-	case OPTION_AGAIN:
-		request->options.again = 1;
-		return 0;
-	case OPTION_THOROUGH:
-		request->options.thorough = 1;
-		return 0;
-	default:
-		return CTL_USAGE;
-	}
+	return recipe_option(&request->recipe, option, value);
 }
 
 static int tune_parse(struct request *request, int argc, char **argv)
@@ -319,8 +297,7 @@ static int tune_all(struct request *request)
 
 static int tune(int argc, char **argv)
 {
-	struct request request = {.target = CTL_TARGET_INIT,
-				  .options = {.struct_size = sizeof(struct fmha_tune_options)}};
+	struct request request = {.target = CTL_TARGET_INIT};
 	const char *verb = ctl_take_verb(&argc, &argv);
 	uint32_t op = FMHA_FORWARD;
 	int r;

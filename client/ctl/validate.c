@@ -18,8 +18,8 @@ struct judge {
 	struct ctl_progress progress;
 };
 
-static const struct cli_option own_options[] = {{"quiet", 'q', NULL, "print only the summary"},
-						CLI_END};
+static const struct cli_option own_options[] = {
+	{"quiet", 'q', NULL, "print only the summary", CLI_TO(FLAG, struct judge, quiet)}, CLI_END};
 
 /* @label: where the spec comes from, for specs that have no name yet. */
 static void report_broken(struct judge *judge, const char *label, const char *msg)
@@ -141,13 +141,10 @@ static int validate(int argc, char **argv)
 {
 	struct judge judge = {.progress = {.title = "validating"}};
 	struct fmha_error err = {0};
-	int id, r = CTL_OK;
+	int r = CTL_OK;
 
-	while ((id = cli_next(&ctl_validate.usage, argc, argv)) != -1) {
-		if (id != 'q')
-			return CTL_USAGE;
-		judge.quiet = true;
-	}
+	if (cli_next(&ctl_validate.usage, argc, argv, &judge) != -1)
+		return CTL_USAGE;
 	if (optind == argc)
 		return ctl_usage_error("validate: no spec is given");
 	if (spec_catalog_load(NULL, fmha_backends, &judge.catalog, &err) < 0)

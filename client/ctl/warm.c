@@ -24,19 +24,6 @@
 #define MOST_THREADS 32
 #define TIMEOUT_MS   600000
 
-enum { OPTION_LIST = 5000, OPTION_MODEL, OPTION_PRINT, OPTION_PACK, OPTION_ARCH };
-
-static const struct cli_option own_options[] = {
-	{"list", OPTION_LIST, "FILE",
-	 "problems, a line each: the words of `fmhactl plan`; # begins a comment; - is stdin"},
-	{"model", OPTION_MODEL, "FILE", "a model's Hugging Face config.json"},
-	{"print", OPTION_PRINT, NULL, "print the problems as such a list, compile nothing"},
-	{"pack", OPTION_PACK, "FILE",
-	 "write the plans and their code to a file, for processes without a daemon"},
-	{"arch", OPTION_ARCH, "ARCH",
-	 "print which kernels `fmhactl build --arch ARCH --kernel ...` is to compile, no daemon"},
-	CLI_END};
-
 static int add_file(struct warm_list *list, const char *path)
 {
 	bool is_stdin = strcmp(path, "-") == 0;
@@ -80,6 +67,23 @@ struct request {
 	const char *arch, *pack; /* NULL: the daemon's; only warm */
 	bool print;
 };
+
+enum { OPTION_LIST = 1, OPTION_MODEL };
+
+static const struct cli_option own_options[] = {
+	{"list", OPTION_LIST, "FILE",
+	 "problems, a line each: the words of `fmhactl plan`; # begins a comment; - is stdin",
+	 CLI_OWN},
+	{"model", OPTION_MODEL, "FILE", "a model's Hugging Face config.json", CLI_OWN},
+	{"print", 0, NULL, "print the problems as such a list, compile nothing",
+	 CLI_TO(FLAG, struct request, print)},
+	{"pack", 0, "FILE",
+	 "write the plans and their code to a file, for processes without a daemon",
+	 CLI_TO(TEXT, struct request, pack)},
+	{"arch", 0, "ARCH",
+	 "print which kernels `fmhactl build --arch ARCH --kernel ...` is to compile, no daemon",
+	 CLI_TO(TEXT, struct request, arch)},
+	CLI_END};
 
 /* ---- through the daemon ---- */
 
@@ -283,20 +287,8 @@ static int take_own(void *owner, int option, const char *value)
 {
 	struct request *request = owner;
 
-	switch (option) {
-	case OPTION_LIST:
-		return add_file(&request->list, value);
-	case OPTION_MODEL:
-		return warm_add_model(&request->list, value);
-	case OPTION_PRINT:
-		return !(request->print = true);
-	case OPTION_PACK:
-		return !(request->pack = value);
-	case OPTION_ARCH:
-		return !(request->arch = value);
-	default:
-		return CTL_USAGE;
-	}
+	return option == OPTION_LIST ? add_file(&request->list, value)
+				     : warm_add_model(&request->list, value);
 }
 
 static int warm_parse(struct request *request, int argc, char **argv)

@@ -2,6 +2,7 @@
 /* bench.c: measures kernels: the command, its options, and the order of its work. */
 #include "bench.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,229 +18,110 @@
 
 #define SAVE_EVERY_NS 10000000000
 
-enum {
-	OPTION_TIER = 6000,
-	OPTION_KERNELS,
-	OPTION_FILTER,
-	OPTION_FILTER_FILE,
-	OPTION_SHAPES,
-	OPTION_SWEEP,
-	OPTION_VARIANT,
-	OPTION_MAX_KERNELS,
-	OPTION_MAX_SHAPES,
-	OPTION_WORKERS,
-	OPTION_WARMUP,
-	OPTION_REPEAT,
-	OPTION_LIMIT,
-	OPTION_CACHE,
-	OPTION_CACHE_MIB,
-	OPTION_CHECK,
-	OPTION_ALL_DEVICES,
-	OPTION_NO_ROOFS,
-	OPTION_ROOF_TFLOPS,
-	OPTION_ROOF_GBS,
-	OPTION_OUT,
-	OPTION_CSV,
-	OPTION_HTML,
-	OPTION_RESUME,
-	OPTION_FROM,
-	OPTION_COMPARE,
-	OPTION_TOLERANCE,
-	OPTION_VERBOSE,
-};
-
-static const struct cli_option own_options[] = {
-	{"tier", OPTION_TIER, "smoke|full|nightly|FILE",
-	 "a tier of the shape matrix; or FILE.json, a sweep of one's own"},
-	{"kernels", OPTION_KERNELS, "chosen|all",
-	 "the kernel that the planner takes (default), or every one that can run the shape"},
-	{"filter", OPTION_FILTER, "EXPR",
-	 "of all kernels those for which this holds, as in \"tile_m0 == 128\""},
-	{"filter-file", OPTION_FILTER_FILE, "FILE",
-	 "a file with such an expression, of any number of lines, with # before comments; may be "
-	 "given again; all of them and --filter have to hold"},
-	{"shapes", OPTION_SHAPES, "EXPR",
-	 "of the tier those for which this holds, as in \"op == 'forward' and hdim_q == 128\""},
-	{"config", OPTION_SWEEP, "SWEEP",
-	 "kernels and shapes that a sweep of AMD's dispatcher asks for: a shipped one by name, or "
-	 "a "
-	 "JSON file"},
-	{"variant", OPTION_VARIANT, "fwd|splitkv|pagedkv|appendkv|batch_prefill|bwd",
-	 "only kernels of these families, and shapes that they can run"},
-	{"max-kernels", OPTION_MAX_KERNELS, "N", "at most N kernels a shape, the likeliest first"},
-	{"max-shapes", OPTION_MAX_SHAPES, "N", "the first N shapes"},
-	{"workers", OPTION_WORKERS, "N",
-	 "compile so many kernels at once before measuring (default: half the cores)"},
-	{"warmup", OPTION_WARMUP, "N", "runs that are not counted (default 5)"},
-	{"repeat", OPTION_REPEAT, "N", "runs that are (default 20)"},
-	{"limit-ms", OPTION_LIMIT, "N",
-	 "no further run of a kernel after so long, but three at least (default 1000)"},
-	{"cache", OPTION_CACHE, "warm|rotate|flush",
-	 "what a run finds in the caches: the last run's tensors (default); another copy's; those "
-	 "of a large copy between runs"},
-	{"cache-mib", OPTION_CACHE_MIB, "N", "what exceeds them (default 256)"},
-	{"check", OPTION_CHECK, NULL, "compare each kernel's results with the reference"},
-	{"all-devices", OPTION_ALL_DEVICES, NULL, "one after the other"},
-	{"no-roofs", OPTION_NO_ROOFS, NULL, "do not measure the device's roofs"},
-	{"roof-tflops", OPTION_ROOF_TFLOPS, "X", "take this for all data types"},
-	{"roof-gbs", OPTION_ROOF_GBS, "X", "take this for the memory"},
-	{"out", OPTION_OUT, "FILE", "the report as JSON, saved as it grows"},
-	{"csv", OPTION_CSV, "FILE", "a line for each row"},
-	{"html", OPTION_HTML, "FILE", "a page with drawings"},
-	{"resume", OPTION_RESUME, NULL, "go on where --out's FILE ends"},
-	{"from", OPTION_FROM, "FILE", "measure nothing: summary, --csv and --html of that report"},
-	{"compare", OPTION_COMPARE, NULL,
-	 "of two reports, BEFORE and AFTER; exit code 1 when the second is worse"},
-	{"tolerance", OPTION_TOLERANCE, "PERCENT",
-	 "slower by less than this is the same (default 5)"},
-	{"verbose", OPTION_VERBOSE, NULL, "every row"},
-	CLI_END};
-
 struct request {
 	struct bench_options options;
 	struct bench_sweep *sweep; /* NULL: all */
 	struct recipe recipe;
 	struct bench_report report;
 	const char *from;
-	bool compare, json;
+	bool compare;
 	double tolerance;
 };
 
 /* ---- options ---- */
 
-static int parse_count(struct bench_options *o, int option, const char *value)
+static const struct cli_option own_options[] = {
+	{"tier", 0, "smoke|full|nightly|FILE",
+	 "a tier of the shape matrix; or FILE.json, a sweep of one's own",
+	 CLI_TO(TEXT, struct request, options.tier)},
+	{"kernels", 0, "chosen|all",
+	 "the kernel that the planner takes (default), or every one that can run the shape",
+	 CLI_TO(WORD, struct request, options.all_kernels)},
+	{"filter", 0, "EXPR", "of all kernels those for which this holds, as in \"tile_m0 == 128\"",
+	 CLI_TO(TEXT, struct request, options.kernel_filter)},
+	{"filter-file", 0, "FILE",
+	 "a file with such an expression, of any number of lines, with # before comments; may be "
+	 "given again; all of them and --filter have to hold",
+	 CLI_RANGE(TEXTS, struct request, options.filter_files, 0, BENCH_MAX_FILTERS)},
+	{"shapes", 0, "EXPR",
+	 "of the tier those for which this holds, as in \"op == 'forward' and hdim_q == 128\"",
+	 CLI_TO(TEXT, struct request, options.shape_filter)},
+	{"config", 0, "SWEEP",
+	 "kernels and shapes that a sweep of AMD's dispatcher asks for: a shipped one by name, or "
+	 "a "
+	 "JSON file",
+	 CLI_TO(TEXT, struct request, options.sweep)},
+	{"variant", 0, "fwd|splitkv|pagedkv|appendkv|batch_prefill|bwd",
+	 "only kernels of these families, and shapes that they can run",
+	 CLI_TO(TEXT, struct request, options.variant)},
+	{"max-kernels", 0, "N", "at most N kernels a shape, the likeliest first",
+	 CLI_RANGE(INT, struct request, options.max_kernels, 1, INT32_MAX)},
+	{"max-shapes", 0, "N", "the first N shapes",
+	 CLI_RANGE(INT, struct request, options.max_shapes, 1, INT32_MAX)},
+	{"workers", 0, "N",
+	 "compile so many kernels at once before measuring (default: half the cores)",
+	 CLI_RANGE(INT, struct request, options.workers, 0, 64)},
+	{"warmup", 0, "N", "runs that are not counted (default 5)",
+	 CLI_RANGE(INT, struct request, options.warmup, 0, 1000000)},
+	{"repeat", 0, "N", "runs that are (default 20)",
+	 CLI_RANGE(INT, struct request, options.repeat, 1, 1000000)},
+	{"limit-ms", 0, "N",
+	 "no further run of a kernel after so long, but three at least (default 1000)",
+	 CLI_RANGE(INT, struct request, options.limit_ms, 1, 86400000)},
+	{"cache", 0, "warm|rotate|flush",
+	 "what a run finds in the caches: the last run's tensors (default); another copy's; those "
+	 "of a large copy between runs",
+	 CLI_TO(WORD, struct request, options.cache)},
+	{"cache-mib", 0, "N", "what exceeds them (default 256)",
+	 CLI_RANGE(INT, struct request, options.cache_mib, 1, 65536)},
+	{"check", 0, NULL, "compare each kernel's results with the reference",
+	 CLI_TO(FLAG, struct request, options.check)},
+	{"all-devices", 0, NULL, "one after the other",
+	 CLI_TO(FLAG, struct request, options.all_devices)},
+	{"no-roofs", 0, NULL, "do not measure the device's roofs",
+	 CLI_TO(FLAG, struct request, options.no_roofs)},
+	{"roof-tflops", 0, "X", "take this for all data types",
+	 CLI_RANGE(REAL, struct request, options.roof_tflops, -DBL_MAX, DBL_MAX)},
+	{"roof-gbs", 0, "X", "take this for the memory",
+	 CLI_RANGE(REAL, struct request, options.roof_gbs, -DBL_MAX, DBL_MAX)},
+	{"out", 0, "FILE", "the report as JSON, saved as it grows",
+	 CLI_TO(TEXT, struct request, options.out)},
+	{"csv", 0, "FILE", "a line for each row", CLI_TO(TEXT, struct request, options.csv)},
+	{"html", 0, "FILE", "a page with drawings", CLI_TO(TEXT, struct request, options.html)},
+	{"resume", 0, NULL, "go on where --out's FILE ends",
+	 CLI_TO(FLAG, struct request, options.resume)},
+	{"from", 0, "FILE", "measure nothing: summary, --csv and --html of that report",
+	 CLI_TO(TEXT, struct request, from)},
+	{"compare", 0, NULL,
+	 "of two reports, BEFORE and AFTER; exit code 1 when the second is worse",
+	 CLI_TO(FLAG, struct request, compare)},
+	{"tolerance", 0, "PERCENT", "slower by less than this is the same (default 5)",
+	 CLI_RANGE(REAL, struct request, tolerance, -DBL_MAX, DBL_MAX)},
+	{"verbose", 0, NULL, "every row", CLI_TO(FLAG, struct request, options.verbose)},
+	CLI_END};
+
+static int take_shape(void *owner, int option, const char *value)
 {
-	const struct {
-		int option;
-		const char *name;
-		int64_t least, most, *field;
-	} counts[] = {{OPTION_MAX_KERNELS, "--max-kernels", 1, INT32_MAX, &o->max_kernels},
-		      {OPTION_MAX_SHAPES, "--max-shapes", 1, INT32_MAX, &o->max_shapes},
-		      {OPTION_WORKERS, "--workers", 0, 64, &o->workers},
-		      {OPTION_WARMUP, "--warmup", 0, 1000000, &o->warmup},
-		      {OPTION_REPEAT, "--repeat", 1, 1000000, &o->repeat},
-		      {OPTION_LIMIT, "--limit-ms", 1, 86400000, &o->limit_ms},
-		      {OPTION_CACHE_MIB, "--cache-mib", 1, 65536, &o->cache_mib}};
-
-	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-		if (counts[i].option == option)
-			return ctl_parse_int(counts[i].name, value, counts[i].least, counts[i].most,
-					     counts[i].field);
-	return ctl_target_option(&o->target, option, value);
-}
-
-static int parse_measuring(struct request *request, int option, const char *value)
-{
-	static const struct ctl_word kernels[] = {{"chosen", 0}, {"all", 1}, {NULL, 0}};
-	static const struct ctl_word caches[] = {
-		{"warm", BENCH_WARM}, {"rotate", BENCH_ROTATE}, {"flush", BENCH_FLUSH}, {NULL, 0}};
-	struct bench_options *o = &request->options;
-	uint32_t word = 0;
-	int r;
-
-	switch (option) {
-	case OPTION_TIER:
-		o->tier = value;
-		return 0;
-	case OPTION_KERNELS:
-		r = ctl_parse_word("--kernels", value, kernels, &word);
-		o->all_kernels |= word == 1;
-		return r;
-	case OPTION_FILTER:
-		o->kernel_filter = value;
-		o->all_kernels = true;
-		return 0;
-	case OPTION_FILTER_FILE:
-		if (o->n_filter_files == BENCH_MAX_FILTERS)
-			return ctl_usage_error("--filter-file %s: more than %d of them", value,
-					       BENCH_MAX_FILTERS);
-		o->filter_files[o->n_filter_files++] = value;
-		o->all_kernels = true;
-		return 0;
-	case OPTION_SHAPES:
-		o->shape_filter = value;
-		return 0;
-	case OPTION_SWEEP:
-		o->sweep = value;
-		o->all_kernels = true;
-		return 0;
-	case OPTION_VARIANT:
-		o->variant = value;
-		return 0;
-	case OPTION_CACHE:
-		return ctl_parse_word("--cache", value, caches, &o->cache);
-	case OPTION_CHECK:
-		o->check = true;
-		return 0;
-	case OPTION_ALL_DEVICES:
-		o->all_devices = true;
-		return 0;
-	case OPTION_NO_ROOFS:
-		o->roofs = false;
-		return 0;
-	case OPTION_ROOF_TFLOPS:
-		return ctl_parse_double("--roof-tflops", value, &o->roof_tflops);
-	case OPTION_ROOF_GBS:
-		return ctl_parse_double("--roof-gbs", value, &o->roof_gbs);
-	default:
-		return parse_count(o, option, value);
-	}
-}
-
-static int parse_option(struct request *request, int option, const char *value)
-{
-	struct bench_options *o = &request->options;
+	struct request *request = owner;
 
 	if (problem_is_option(option))
 		return problem_option(&request->recipe.problem, option, value);
-	if (recipe_is_option(option))
-		return recipe_option(&request->recipe, option, value);
-	switch (option) {
-	case OPTION_OUT:
-		o->out = value;
-		return 0;
-	case OPTION_CSV:
-		o->csv = value;
-		return 0;
-	case OPTION_HTML:
-		o->html = value;
-		return 0;
-	case OPTION_RESUME:
-		o->resume = true;
-		return 0;
-	case OPTION_FROM:
-		request->from = value;
-		return 0;
-	case OPTION_COMPARE:
-		request->compare = true;
-		return 0;
-	case OPTION_TOLERANCE:
-		return ctl_parse_double("--tolerance", value, &request->tolerance);
-	case OPTION_VERBOSE:
-		o->verbose = true;
-		return 0;
-	case CTL_OPT_JSON:
-		request->json = true;
-		return 0;
-	default:
-		return parse_measuring(request, option, value);
-	}
+	return recipe_option(&request->recipe, option, value);
 }
 
 static int request_parse(struct request *request, int argc, char **argv)
 {
-	int option, r;
+	struct bench_options *o = &request->options;
+	int r = ctl_options_before(&ctl_bench, argc, argv, &o->target, take_shape, request);
 
-	while ((option = cli_next(&ctl_bench.usage, argc, argv)) != -1) {
-		r = parse_option(request, option, optarg);
-		if (r != 0)
-			return r;
-	}
+	if (r != 0)
+		return r;
+	o->all_kernels |= o->kernel_filter || o->filter_files.n > 0 || o->sweep;
 	if (request->compare && argc - optind != 2)
 		return ctl_usage_error("bench --compare: two reports, BEFORE and AFTER");
 	if (!request->compare && optind < argc)
 		return ctl_usage_error("bench: what is '%s'?", argv[optind]);
-	if (request->options.resume && !request->options.out)
+	if (o->resume && !o->out)
 		return ctl_usage_error("bench --resume: needs --out");
 	return 0;
 }
@@ -438,14 +320,14 @@ static int lister_init(struct bench_lister *lister, const struct bench_options *
 	struct fmha_error err = {0};
 	int r = 0;
 
-	if (!options->kernel_filter && options->n_filter_files == 0)
+	if (!options->kernel_filter && options->filter_files.n == 0)
 		return 0;
 	if (spec_catalog_load(NULL, fmha_backends, &lister->catalog, &err) < 0)
 		return ctl_error(&err);
 	if (options->kernel_filter)
 		r = add_filter(lister, NULL, options->kernel_filter);
-	for (int i = 0; i < options->n_filter_files && r == 0; i++)
-		r = add_filter(lister, options->filter_files[i], NULL);
+	for (uint32_t i = 0; i < options->filter_files.n && r == 0; i++)
+		r = add_filter(lister, options->filter_files.at[i], NULL);
 	return r;
 }
 
@@ -564,7 +446,7 @@ static int write_out(struct request *request)
 		r = bench_write_html(&request->report, o->html);
 	if (r != 0)
 		return r;
-	if (request->json)
+	if (o->target.json)
 		return ctl_print_json(bench_to_json(&request->report));
 	bench_print_summary(&request->report, o->verbose || !o->tier);
 	return CTL_OK;
@@ -620,7 +502,6 @@ static int compare(const char *before_path, const char *after_path, double toler
 static int bench(int argc, char **argv)
 {
 	struct request request = {.options = {.target = CTL_TARGET_INIT,
-					      .roofs = true,
 					      .warmup = 5,
 					      .repeat = 20,
 					      .limit_ms = 1000,

@@ -111,9 +111,9 @@ struct bench_options {
 	const char *tier; /* or a file; NULL: the recipe alone */
 	const char *kernel_filter, *shape_filter;
 	const char *sweep, *variant; /* NULL: all */
-	const char *filter_files[BENCH_MAX_FILTERS];
-	int n_filter_files;
-	bool all_kernels, all_devices, check, resume, roofs, json, verbose;
+	struct cli_texts filter_files;
+	uint32_t all_kernels;
+	bool all_devices, check, resume, no_roofs, verbose;
 	int64_t warmup, repeat, limit_ms, max_kernels, max_shapes, workers, cache_mib;
 	uint32_t cache; /* enum bench_cache */
 	const char *out, *csv, *html;

@@ -144,7 +144,7 @@ static void measure_roofs(struct bench_device *report, struct scratch *scratch,
 	struct fmha_error err;
 
 	report->gbs = options->roof_gbs;
-	if (options->roofs && report->gbs == 0) {
+	if (!options->no_roofs && report->gbs == 0) {
 		(void)measure_copy(report, scratch->run.device, &err);
 		measure_reading(&scratch->run, &report->gbs, &err);
 	}
@@ -156,7 +156,7 @@ static void measure_roofs(struct bench_device *report, struct scratch *scratch,
 		if (options->roof_tflops > 0)
 			report->roofs[report->n_roofs++] = (struct bench_roof){
 				(uint32_t)type, options->roof_tflops};
-		else if (options->roofs)
+		else if (!options->no_roofs)
 			measure_type(report, scratch, type, &err);
 	}
 }

@@ -15,8 +15,6 @@
 #define CELLS 64  /* of a picture, along an edge */
 #define TILE  128 /* rows and keys of a tile, as cost is counted */
 
-enum { OPTION_KEYS = 1, OPTION_SVG, OPTION_ROW_HEAD };
-
 struct drawing {
 	struct npy npy;
 	int64_t n, rows, keys; /* n: endpoints; 0: bits */
@@ -25,6 +23,8 @@ struct drawing {
 	double cells[CELLS][CELLS];
 	int64_t n_y, n_x;
 	int64_t pairs, tiles;
+	int64_t keys_said; /* 0: as many as rows, or bits */
+	bool svg;
 };
 
 static int64_t tiles_of(int64_t n)
@@ -169,32 +169,20 @@ static int mask(int argc, char **argv)
 {
 	struct drawing d = {0};
 	struct fmha_error err = {0};
-	int64_t keys = 0;
-	bool svg = false;
-	int option, r = 0;
+	int r;
 
-	while (r == 0 && (option = cli_next(&ctl_mask.usage, argc, argv)) != -1) {
-		if (option == OPTION_SVG)
-			svg = true;
-		else if (option == OPTION_KEYS)
-			r = ctl_parse_int("--keys", optarg, 1, INT32_MAX, &keys);
-		else if (option == OPTION_ROW_HEAD)
-			r = ctl_parse_int("--head", optarg, 0, INT32_MAX, &d.matrix);
-		else
-			return CTL_USAGE;
-	}
-	if (r != 0)
-		return r;
+	if (cli_next(&ctl_mask.usage, argc, argv, &d) != -1)
+		return CTL_USAGE;
 	if (optind + 1 != argc)
 		return ctl_usage_error("mask: one FILE is wanted");
 	if (npy_read(argv[optind], &d.npy, &err) < 0) {
 		(void)fprintf(stderr, "fmhactl: %s\n", err.msg);
 		return CTL_IO;
 	}
-	r = measure(&d, argv[optind], keys);
+	r = measure(&d, argv[optind], d.keys_said);
 	if (r == 0)
 		r = survey(&d);
-	if (r == 0 && svg)
+	if (r == 0 && d.svg)
 		draw_svg(&d);
 	else if (r == 0)
 		draw_letters(&d);
@@ -204,10 +192,11 @@ static int mask(int argc, char **argv)
 }
 
 static const struct cli_option options[] = {
-	{"keys", OPTION_KEYS, "N",
-	 "keys of the longest sequence (default: as many as rows, or bits)"},
-	{"head", OPTION_ROW_HEAD, "N", "which of batches and heads (default: 0)"},
-	{"svg", OPTION_SVG, NULL, "as a picture of that kind, on stdout"},
+	{"keys", 0, "N", "keys of the longest sequence (default: as many as rows, or bits)",
+	 CLI_RANGE(INT, struct drawing, keys_said, 1, INT32_MAX)},
+	{"head", 0, "N", "which of batches and heads (default: 0)",
+	 CLI_RANGE(INT, struct drawing, matrix, 0, INT32_MAX)},
+	{"svg", 0, NULL, "as a picture of that kind, on stdout", CLI_TO(FLAG, struct drawing, svg)},
 	CLI_END};
 
 const struct ctl_command ctl_mask = {

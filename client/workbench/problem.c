@@ -14,20 +14,22 @@
 #define ROWS_(field, n, ...) ROWS_##n(field, __VA_ARGS__)
 #define ROWS_NONE(field, ...)
 #define ROWS_ONE(field, name, argument, help)                                                      \
-	{name, PROBLEM_OF_FIELD + PROBLEM_FIELD_##field, argument, help},
+	{name, PROBLEM_OF_FIELD + PROBLEM_FIELD_##field, argument, help, CLI_OWN},
 #define ROWS_TWO(field, name, argument, help, alias, alias_help)                                   \
-	ROWS_ONE(field, name, argument, help){                                                     \
-		alias, PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_##field, argument, alias_help},
+	ROWS_ONE(field, name, argument, help){alias,                                               \
+					      PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_##field,      \
+					      argument, alias_help, CLI_OWN},
 #define FIELD_ROWS(type, field, neutral, least, most, ops, word, option, meaning)                  \
 	ROWS(field, AS_##option)
 
 const struct cli_option problem_options[] = {
-	{"causal", PROBLEM_CAUSAL, NULL, "the same as --mask bottom_right --window -1,0"},
+	{"causal", PROBLEM_CAUSAL, NULL, "the same as --mask bottom_right --window -1,0", CLI_OWN},
 	{"mask", PROBLEM_MASK, "none|top_left|bottom_right|MASK",
 	 "the corner that the band is tied to; MASK as CK says it: 1 2 "
-	 "t:L,R b:L,R xt:W xb:W g:Y,X"},
-	{"window", PROBLEM_WINDOW, "L,R",
-	 "columns visible left and right of the diagonal, -1: all"},
+	 "t:L,R b:L,R xt:W xb:W g:Y,X",
+	 CLI_OWN},
+	{"window", PROBLEM_WINDOW, "L,R", "columns visible left and right of the diagonal, -1: all",
+	 CLI_OWN},
 	FMHA_PROBLEM_FIELDS(FIELD_ROWS) CLI_END};
 
 static int parse_int32(const char *option, const char *text, int32_t min, int32_t *ret)
@@ -243,19 +245,11 @@ int problem_run_forward(struct fmha_device *device, const struct fmha_problem *b
 
 const char problem_kernel_help[] = "the kernel of this name and no other; once for each stage";
 
-int problem_add_kernel(struct problem_kernels *kernels, const char *name)
-{
-	if (kernels->n == FMHA_MAX_STAGES)
-		return ctl_usage_error("--kernel: a plan has at most %d stages", FMHA_MAX_STAGES);
-	kernels->names[kernels->n++] = name;
-	return 0;
-}
-
-struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels)
+struct fmha_plan_options problem_plan_options(const struct cli_texts *kernels)
 {
 	return (struct fmha_plan_options){.struct_size = sizeof(struct fmha_plan_options),
 					  .n_kernels = kernels->n,
-					  .kernels = kernels->names};
+					  .kernels = kernels->at};
 }
 
 void problem_describe(const struct fmha_problem *p, char *text, size_t n)

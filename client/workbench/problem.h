@@ -17,12 +17,6 @@ enum problem_option {
 	PROBLEM_LAST = PROBLEM_ALIAS_OF_FIELD + PROBLEM_N_FIELDS
 };
 
-/* Kernels that options name, for fmha_plan_options. */
-struct problem_kernels {
-	uint32_t n;
-	const char *names[FMHA_MAX_STAGES]; /* borrowed */
-};
-
 /* The help of --kernel NAME, in every command that has it. */
 extern const char problem_kernel_help[];
 
@@ -50,9 +44,8 @@ int problem_run_forward(struct fmha_device *device, const struct fmha_problem *b
  * complaints. Return: 0 or CTL_USAGE. */
 int plan_read_problem(int argc, char **argv, struct fmha_problem *ret_problem);
 
-/* --kernel NAME. Return: 0 or CTL_USAGE. */
-int problem_add_kernel(struct problem_kernels *kernels, const char *name);
-struct fmha_plan_options problem_plan_options(const struct problem_kernels *kernels);
+/* @kernels: of --kernel, kept */
+struct fmha_plan_options problem_plan_options(const struct cli_texts *kernels);
 
 /* "batch 2, heads 16/4, seqlen 1024/1024, hdim 128, bf16, causal" */
 void problem_describe(const struct fmha_problem *problem, char *text, size_t n);

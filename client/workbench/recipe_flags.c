@@ -91,8 +91,8 @@ enum {
 };
 
 const struct cli_option recipe_options[] = {
-#define OPTION_ROW(name, ID, argument, help) {name, OPTION_##ID, argument, help},
-#define ALSO_ROW(name, ID, argument)         {name, OPTION_##ID, argument, "the same"},
+#define OPTION_ROW(name, ID, argument, help) {name, OPTION_##ID, argument, help, CLI_OWN},
+#define ALSO_ROW(name, ID, argument)         {name, OPTION_##ID, argument, "the same", CLI_OWN},
 	RECIPE_OPTIONS(OPTION_ROW, ALSO_ROW)
 #undef OPTION_ROW
 #undef ALSO_ROW

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* run.c: attention on .npy files, or on generated tensors of any shape. */
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ struct run {
 	struct fmha_problem problem; /* tensors in the buffer */
 	struct tensors tensors;
 	uint8_t *before; /* of a recipe that is checked: the buffer as it was before the run */
-	struct problem_kernels kernels;
+	struct cli_texts kernels;
 	bool check, discard;
 	bool check_grad; /* moves elements as well */
 	double eps;
@@ -47,18 +48,31 @@ struct run {
 	struct check_grad gradients[3];
 };
 
-enum {
-	OPTION_CHECK = 'c',
-	OPTION_DISCARD = 'd',
-	OPTION_REPEAT = 'n',
-	OPTION_SECONDS = 's',
-	OPTION_LAYOUT = 'l',
-	OPTION_FP8 = '8',
-	OPTION_KERNEL = 'k',
-	OPTION_WARMUP = 'w',
-	OPTION_CHECK_GRAD = 'g',
-	OPTION_EPS = 'e'
-};
+static const struct cli_option own_options[] = {
+	{"layout", 'l', "bshd|bhsd", "the order of dimensions in all files (default bshd)",
+	 CLI_TO(WORD, struct run, files.heads_first)},
+	{"fp8", '8', "e4m3|e5m2", "what uint8 files hold (default e4m3)",
+	 CLI_TO(WORD, struct run, files.fp8_is_e5m2)},
+	{"check", 'c', NULL,
+	 "compare with the double-precision reference (-v=1); exit code 1 when beyond the bar",
+	 CLI_TO(FLAG, struct run, check)},
+	{"check-grad", 'g', NULL,
+	 "backward: also by moving elements of Q, K and V and looking at the loss",
+	 CLI_TO(FLAG, struct run, check_grad)},
+	{"eps", 'e', "E", "by so much (default 0.01; 0.0625 for 16-bit types)",
+	 CLI_RANGE(REAL, struct run, eps, -DBL_MAX, DBL_MAX)},
+	{"discard", 'd', NULL,
+	 "keep no result: for timing alone (a shape without files implies it)",
+	 CLI_TO(FLAG, struct run, discard)},
+	{"warmup", 'w', "N", "runs before those that are timed (default 0)",
+	 CLI_RANGE(INT, struct run, warmup, 0, 1000000)},
+	{"repeat", 'n', "N", "run N times, report the fastest and the median",
+	 CLI_RANGE(INT, struct run, repeat, 1, 1000000)},
+	{"seconds", 's', "S", "go on for this long, whatever N is",
+	 CLI_RANGE(REAL, struct run, seconds, 0, 1e6)},
+	{"kernel", 'k', "NAME", problem_kernel_help,
+	 CLI_RANGE(TEXTS, struct run, kernels, 0, FMHA_MAX_STAGES)},
+	CLI_END};
 
 /* Some options take a file, or what a recipe's option of that name takes: numbers with commas, or a
  * kind of bias. A file that is called so is written with its folder. */
@@ -75,8 +89,6 @@ static int take_option(void *owner, int option, const char *value)
 {
 	struct run *run = owner;
 	const char *name = files_option_name(option);
-	int64_t on = 1;
-	int r;
 
 	if (problem_is_option(option))
 		return problem_option(&run->recipe.problem, option, value);
@@ -87,47 +99,11 @@ static int take_option(void *owner, int option, const char *value)
 		run->of_shapes = recipe_option_name(option);
 	if (recipe_is_option(option))
 		return recipe_option(&run->recipe, option, value);
-	if (name && !strcmp(name, "v") && (!strcmp(value, "0") || !strcmp(value, "1")))
-		option = OPTION_CHECK; /* CK's -v=1 */
-	if (name && option != OPTION_CHECK)
-		return files_option(&run->files, option, value);
-	switch (option) {
-	case OPTION_CHECK:
-		r = value ? ctl_parse_int("--check", value, 0, 1, &on) : 0;
-		run->check = on;
-		return r;
-	case OPTION_CHECK_GRAD:
-		run->check = run->check_grad = true;
+	if (name && !strcmp(name, "v") && (!strcmp(value, "0") || !strcmp(value, "1"))) {
+		run->check = *value == '1'; /* CK's -v=1 */
 		return 0;
-	case OPTION_EPS:
-		return ctl_parse_double("--eps", value, &run->eps);
-	case OPTION_DISCARD:
-		run->discard = true;
-		return 0;
-	case OPTION_WARMUP:
-		return ctl_parse_int("--warmup", value, 0, 1000000, &run->warmup);
-	case OPTION_REPEAT:
-		return ctl_parse_int("--repeat", value, 1, 1000000, &run->repeat);
-	case OPTION_SECONDS:
-		r = ctl_parse_double("--seconds", value, &run->seconds);
-		if (r == 0 && (run->seconds < 0 || run->seconds > 1e6))
-			return ctl_usage_error("--seconds %s: 0 to 1000000", value);
-		return r;
-	case OPTION_LAYOUT:
-		run->files.heads_first = !strcmp(value, "bhsd");
-		if (!run->files.heads_first && strcmp(value, "bshd") != 0)
-			return ctl_usage_error("--layout '%s': bshd or bhsd", value);
-		return 0;
-	case OPTION_FP8:
-		run->files.fp8_is_e5m2 = !strcmp(value, "e5m2");
-		if (!run->files.fp8_is_e5m2 && strcmp(value, "e4m3") != 0)
-			return ctl_usage_error("--fp8 '%s': e4m3 or e5m2", value);
-		return 0;
-	case OPTION_KERNEL:
-		return problem_add_kernel(&run->kernels, value);
-	default:
-		return CTL_USAGE;
 	}
+	return files_option(&run->files, option, value);
 }
 
 /* A file for a result, or another reason to run. */
@@ -151,29 +127,13 @@ static int check_purpose(const struct run *run)
 			       outputs[run->files.op]);
 }
 
-static const struct cli_option own_options[] = {
-	{"layout", OPTION_LAYOUT, "bshd|bhsd",
-	 "the order of dimensions in all files (default bshd)"},
-	{"fp8", OPTION_FP8, "e4m3|e5m2", "what uint8 files hold (default e4m3)"},
-	{"check", OPTION_CHECK, NULL,
-	 "compare with the double-precision reference (-v=1); exit code 1 when beyond the bar"},
-	{"check-grad", OPTION_CHECK_GRAD, NULL,
-	 "backward: also by moving elements of Q, K and V and looking at the loss"},
-	{"eps", OPTION_EPS, "E", "by so much (default 0.01; 0.0625 for 16-bit types)"},
-	{"discard", OPTION_DISCARD, NULL,
-	 "keep no result: for timing alone (a shape without files implies it)"},
-	{"warmup", OPTION_WARMUP, "N", "runs before those that are timed (default 0)"},
-	{"repeat", OPTION_REPEAT, "N", "run N times, report the fastest and the median"},
-	{"seconds", OPTION_SECONDS, "S", "go on for this long, whatever N is"},
-	{"kernel", OPTION_KERNEL, "NAME", problem_kernel_help},
-	CLI_END};
-
 /* Return: 0, or an exit code. */
 static int run_parse(struct run *run, int argc, char **argv)
 {
 	int r = ctl_options(&ctl_run, argc, argv, &run->target, take_option, run);
 
 	run->from_files = files_given(&run->files);
+	run->check |= run->check_grad;
 	return r == 0 ? check_purpose(run) : r;
 }
 
@@ -513,7 +473,7 @@ static int run_command(int argc, char **argv)
 	const char *name = ctl_take_verb(&argc, &argv);
 	int r;
 
-	while (!name[0] && cli_next(&ctl_run.usage, argc, argv) > 0)
+	while (!name[0] && cli_next(&ctl_run.usage, argc, argv, &run) > 0)
 		; /* run --help */
 	if (problem_parse_op(name, &run.files.op) < 0)
 		return ctl_usage_error("run: forward, backward, append or merge, not '%s'", name);

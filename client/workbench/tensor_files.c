@@ -86,7 +86,7 @@ enum {
 };
 
 const struct cli_option files_options[] = {
-#define FILE_OPTION(ID, name, role, reads, writes, help) {name, FILE_##ID, "FILE", help},
+#define FILE_OPTION(ID, name, role, reads, writes, help) {name, FILE_##ID, "FILE", help, CLI_OWN},
 	FILES(FILE_OPTION)
 #undef FILE_OPTION
 		CLI_END};

@@ -12,8 +12,8 @@
 
 struct files {
 	uint32_t op;
-	bool heads_first;                                     /* --layout bhsd */
-	bool fp8_is_e5m2;                                     /* --fp8 e5m2 */
+	uint32_t heads_first;                                 /* 1: --layout bhsd */
+	uint32_t fp8_is_e5m2;                                 /* 1: --fp8 e5m2 */
 	const char *in[FMHA_N_TENSORS], *out[FMHA_N_TENSORS]; /* paths, borrowed */
 	struct npy npy[FMHA_N_TENSORS];                       /* of inputs */
 };

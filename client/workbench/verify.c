@@ -30,25 +30,6 @@
 #define DEFAULT_JOBS 32
 #define AHEAD        1024 /* cases that may be judged while an earlier one is not */
 
-static const struct cli_option own_options[] = {
-	{"cases", 'n', "N", "how many (default 200)"},
-	{"from", 'F', "N", "number of the first one (default 0)"},
-	{"seed", 's', "S", "which ones (default 1)"},
-	{"only", 'o', "N", "case N alone, with all details"},
-	{"jobs", 'j', "N",
-	 "on their way at once (default: as many as there are cores, at most 32)"},
-	{"features", 'f', "LIST",
-	 "what cases may have, separated by commas; a leading ! takes away from all: backward "
-	 "append "
-	 "merge mask window lse bias alibi sink softcap dropout scale group lengths paged split "
-	 "strides rope intervals bits f32 f16 bf16 fp8 narrow slots wide latent chosen"},
-	{"local", 'l', NULL,
-	 "this process launches, as fmha_local.h has it, instead of the worker"},
-	{"long", 'L', NULL,
-	 "several tiles, blocks and splits: forward and backward alone, half of it packed"},
-	{"verbose", 'v', NULL, "a line for each case"},
-	CLI_END};
-
 /* What a case came to. */
 struct outcome {
 	enum { OUTCOME_NONE, OUTCOME_OK, OUTCOME_UNSUPPORTED, OUTCOME_FAILED } kind;
@@ -57,12 +38,12 @@ struct outcome {
 
 struct verify {
 	struct ctl_target target;
-	int64_t first, end; /* of the cases' numbers */
-	int64_t jobs;
-	uint64_t seed;
+	int64_t cases, only; /* only: -1: all of them */
+	int64_t first, end;  /* of the cases' numbers */
+	int64_t jobs, seed;
 	uint32_t features;
 	const char *feature_words; /* as they were given, or NULL */
-	bool verbose, details, local;
+	bool verbose, details, local, is_long;
 	cJSON *failures; /* numbers of cases, for --json; NULL without */
 	struct fmha_device *device;
 	struct local_gpu *gpu;   /* that cases are launched on here, or NULL */
@@ -79,6 +60,33 @@ struct verify {
 	struct fmha_error refusal; /* one of those not supported */
 };
 
+#define MOST_CASES (INT64_MAX / 2)
+
+static const struct cli_option own_options[] = {
+	{"cases", 'n', "N", "how many (default 200)",
+	 CLI_RANGE(INT, struct verify, cases, 1, MOST_CASES)},
+	{"from", 'F', "N", "number of the first one (default 0)",
+	 CLI_RANGE(INT, struct verify, first, 0, MOST_CASES)},
+	{"seed", 's', "S", "which ones (default 1)",
+	 CLI_RANGE(INT, struct verify, seed, 0, INT64_MAX)},
+	{"only", 'o', "N", "case N alone, with all details",
+	 CLI_RANGE(INT, struct verify, only, 0, MOST_CASES)},
+	{"jobs", 'j', "N", "on their way at once (default: as many as there are cores, at most 32)",
+	 CLI_RANGE(INT, struct verify, jobs, 1, MOST_JOBS)},
+	{"features", 'f', "LIST",
+	 "what cases may have, separated by commas; a leading ! takes away from all: backward "
+	 "append "
+	 "merge mask window lse bias alibi sink softcap dropout scale group lengths paged split "
+	 "strides rope intervals bits f32 f16 bf16 fp8 narrow slots wide latent chosen",
+	 CLI_OWN},
+	{"local", 'l', NULL, "this process launches, as fmha_local.h has it, instead of the worker",
+	 CLI_TO(FLAG, struct verify, local)},
+	{"long", 'L', NULL,
+	 "several tiles, blocks and splits: forward and backward alone, half of it packed",
+	 CLI_TO(FLAG, struct verify, is_long)},
+	{"verbose", 'v', NULL, "a line for each case", CLI_TO(FLAG, struct verify, verbose)},
+	CLI_END};
+
 static int parse_feature(const char *word, size_t n, uint32_t *ret_bit)
 {
 	for (int i = 0; i < VERIFY_N_FEATURES; i++) {
@@ -91,12 +99,15 @@ static int parse_feature(const char *word, size_t n, uint32_t *ret_bit)
 	return ctl_usage_error("--features: no feature '%.*s'", (int)n, word);
 }
 
-static int parse_features(const char *text, uint32_t *ret_features)
+static int take_features(void *owner, int option, const char *text)
 {
+	struct verify *v = owner;
 	const uint32_t types = 1u << VERIFY_F32 | 1u << VERIFY_F16 | 1u << VERIFY_BF16 |
 			       1u << VERIFY_FP8;
 	uint32_t features = text[0] == '!' ? VERIFY_ALL : 0;
 
+	(void)option;
+	v->feature_words = text;
 	while (*text) {
 		bool away = *text == '!';
 		size_t n;
@@ -114,61 +125,22 @@ static int parse_features(const char *text, uint32_t *ret_features)
 	}
 	if ((features & types) == 0)
 		features |= 1u << VERIFY_F32 | 1u << VERIFY_F16 | 1u << VERIFY_BF16;
-	*ret_features = features;
+	v->features = features;
 	return 0;
 }
 
 static int verify_parse(struct verify *v, int argc, char **argv)
 {
-	int64_t seed = 1, cases = 200;
-	bool is_long = false;
-	int option, r = 0;
+	int r = ctl_options(&ctl_verify, argc, argv, &v->target, take_features, v);
 
-	while ((option = cli_next(&ctl_verify.usage, argc, argv)) != -1 && r == 0) {
-		switch (option) {
-		case 'n':
-			r = ctl_parse_int("--cases", optarg, 1, INT64_MAX / 2, &cases);
-			break;
-		case 'F':
-			r = ctl_parse_int("--from", optarg, 0, INT64_MAX / 2, &v->first);
-			break;
-		case 's':
-			r = ctl_parse_int("--seed", optarg, 0, INT64_MAX, &seed);
-			break;
-		case 'o':
-			r = ctl_parse_int("--only", optarg, 0, INT64_MAX / 2, &v->first);
-			v->details = true;
-			break;
-		case 'j':
-			r = ctl_parse_int("--jobs", optarg, 1, MOST_JOBS, &v->jobs);
-			break;
-		case 'f':
-			r = parse_features(optarg, &v->features);
-			v->feature_words = optarg;
-			break;
-		case 'l':
-			v->local = true;
-			break;
-		case 'L':
-			is_long = true;
-			break;
-		case 'v':
-			v->verbose = true;
-			break;
-		case CTL_OPT_JSON:
-			if (!v->failures && !(v->failures = cJSON_CreateArray()))
-				return ctl_usage_error("verify: out of memory");
-			break;
-		default:
-			r = ctl_target_option(&v->target, option, optarg);
-		}
-	}
-	if (r == 0 && optind < argc)
-		return ctl_usage_error("verify: what is '%s'?", argv[optind]);
-	if (is_long) /* whatever the order of the options */
+	if (r == 0 && v->target.json && !(v->failures = cJSON_CreateArray()))
+		return ctl_usage_error("verify: out of memory");
+	if (v->is_long) /* whatever the order of the options */
 		v->features |= VERIFY_LONG;
-	v->seed = (uint64_t)seed;
-	v->end = v->first + (v->details ? 1 : cases);
+	v->details = v->only >= 0;
+	if (v->details)
+		v->first = v->only;
+	v->end = v->first + (v->details ? 1 : v->cases);
 	v->begun = v->told = v->first;
 	return r;
 }
@@ -267,7 +239,7 @@ static int attempt(struct verify *v, int64_t number, FILE *to, int *ret_kind,
 	struct verify_case c;
 	int n = 0, r;
 
-	if (verify_case_init(&c, v->seed, (uint64_t)number, v->features) < 0)
+	if (verify_case_init(&c, (uint64_t)v->seed, (uint64_t)number, v->features) < 0)
 		r = fmha_error_set(err, FMHA_ENOMEM, "case %" PRId64 ": out of memory", number);
 	else
 		r = execute(v, &c, verdicts, &n, kernel, err);
@@ -565,6 +537,9 @@ static int verify(int argc, char **argv)
 	struct verify v = {.target = CTL_TARGET_INIT,
 			   .jobs = default_jobs(),
 			   .features = VERIFY_ALL,
+			   .cases = 200,
+			   .only = -1,
+			   .seed = 1,
 			   .others = PTHREAD_RWLOCK_INITIALIZER,
 			   .lock = PTHREAD_MUTEX_INITIALIZER,
 			   .room = PTHREAD_COND_INITIALIZER};

@@ -5,7 +5,6 @@
  */
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +26,6 @@
 #define EXIT_USAGE  2
 #define EXIT_FILES  5
 #define SLOTS       (1 << 19) /* of the table of identities; a power of two */
-#define MAX_WANTED  256
-#define MAX_SETS    16
-#define MAX_FILTERS 17 /* --filter, and files */
 
 static const struct cli_usage build_usage = BUILD_USAGE;
 
@@ -41,15 +37,11 @@ struct wanted {
 };
 
 struct build {
-	const char *arch, *profile, *filter, *cache, *compiler, *pack;
+	struct build_request asked;
 	struct compile_config config;
 	struct compile_paths paths;
-	int jobs, list, spills_fail;
-	struct wanted wanted[MAX_WANTED];
-	int n_wanted;
-	const char *sets[MAX_SETS], *filter_files[MAX_FILTERS - 1];
-	int n_sets, n_filter_files;
-	struct spec_filter *filters[MAX_FILTERS]; /* all of them have to hold */
+	struct wanted wanted[CLI_MOST_TEXTS];              /* asked.kernels */
+	struct spec_filter *filters[1 + BUILD_MOST_FILES]; /* all of them have to hold */
 	int n_filters;
 	struct spec_catalog *catalog;
 	/* Words of identities, open addressing: many specs share a kernel. */
@@ -77,59 +69,20 @@ static int usage(const char *fmt, const char *value)
 
 static int build_parse(struct build *build, int argc, char **argv)
 {
-	static const struct cli_text texts[] = {
-		{BUILD_ARCH, offsetof(struct build, arch)},
-		{BUILD_PROFILE, offsetof(struct build, profile)},
-		{BUILD_FILTER, offsetof(struct build, filter)},
-		{BUILD_CACHE, offsetof(struct build, cache)},
-		{BUILD_COMPILER, offsetof(struct build, compiler)},
-		{BUILD_CLANG, offsetof(struct build, config.clang)},
-		{BUILD_LINKER, offsetof(struct build, config.linker)},
-		{BUILD_SOURCES, offsetof(struct build, config.source_dir)},
-		{BUILD_HELPER, offsetof(struct build, config.helper)},
-		{BUILD_LIBRARY_PATH, offsetof(struct build, config.library_path)},
-		{BUILD_PACK, offsetof(struct build, pack)},
-	};
-	char *end;
-	int id;
+	const struct build_request *asked = &build->asked;
 
-	while ((id = cli_next(&build_usage, argc, argv)) != -1) {
-		if (cli_keep_text(texts, sizeof(texts) / sizeof(texts[0]), build, id, optarg))
-			continue;
-		switch (id) {
-		case BUILD_FILTER_FILE:
-			if (build->n_filter_files == MAX_FILTERS - 1)
-				return usage("--filter-file %s: too many of them", optarg);
-			build->filter_files[build->n_filter_files++] = optarg;
-			break;
-		case BUILD_SET:
-			if (build->n_sets == MAX_SETS)
-				return usage("--set %s: too many of them", optarg);
-			build->sets[build->n_sets++] = optarg;
-			break;
-		case BUILD_KERNEL:
-			if (build->n_wanted == MAX_WANTED)
-				return usage("--kernel %s: too many of them", optarg);
-			build->wanted[build->n_wanted++].name = optarg;
-			break;
-		case BUILD_JOBS:
-			build->jobs = (int)strtol(optarg, &end, 10);
-			if (*end || build->jobs < 1 || build->jobs > 256)
-				return usage("--jobs %s: a number from 1 to 256", optarg);
-			break;
-		case BUILD_LIST:
-			build->list = 1;
-			break;
-		case BUILD_SPILLS:
-			build->spills_fail = 1;
-			break;
-		default:
-			return EXIT_USAGE; /* cli_next() has said why */
-		}
-	}
+	if (cli_next(&build_usage, argc, argv, &build->asked) != -1)
+		return EXIT_USAGE; /* it has said why */
+	build->config.clang = asked->clang;
+	build->config.linker = asked->linker;
+	build->config.source_dir = asked->sources;
+	build->config.helper = asked->helper;
+	build->config.library_path = asked->library_path;
+	for (uint32_t i = 0; i < asked->kernels.n; i++)
+		build->wanted[i].name = asked->kernels.at[i];
 	if (optind < argc)
 		return usage("%s: not an option", argv[optind]);
-	return build->arch ? 0 : usage("--arch is needed%s", "");
+	return asked->arch ? 0 : usage("--arch is needed%s", "");
 }
 
 /* Returns 1 the first time that it sees code of this identity; -1 when the table is full. */
@@ -181,7 +134,7 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 {
 	struct ticket *ticket = malloc(sizeof(*ticket));
 	const struct compile_request request = {
-		.build = kernel->build, .compiler = build->compiler, .uid = getuid()};
+		.build = kernel->build, .compiler = build->asked.compiler, .uid = getuid()};
 	int r;
 
 	if (!ticket)
@@ -201,7 +154,7 @@ static bool make_kernel(const struct build *build, const struct kernel_spec *spe
 	struct traits traits;
 
 	spec_traits(&spec->signature, &traits);
-	return !gpu_kernel_of_spec(build->arch,
+	return !gpu_kernel_of_spec(build->asked.arch,
 				   spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
 				   spec, &traits, ret_kernel);
 }
@@ -241,13 +194,13 @@ static bool is_kept(const struct build *build, int profile, const struct kernel_
 
 static int profile_of(const struct build *build)
 {
-	return build->profile ? spec_profile_parse(build->catalog, build->profile) : -1;
+	return build->asked.profile ? spec_profile_parse(build->catalog, build->asked.profile) : -1;
 }
 
 static int visit_space(struct build *build, struct compile_queue *queue, spec_visitor visit,
 		       struct fmha_error *err)
 {
-	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->arch);
+	struct spec_space_options options = SPEC_SPACE_OPTIONS(build->asked.arch);
 	int profile = profile_of(build);
 	struct spec_space *space = NULL;
 	struct spec_iter *iter = NULL;
@@ -275,8 +228,8 @@ static int visit_sets(struct build *build, struct compile_queue *queue, spec_vis
 	struct spec_set *set = spec_set_new(build->catalog);
 	int r = set ? 0 : fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 
-	for (int i = 0; i < build->n_sets && r == 0; i++)
-		r = spec_set_add_file(set, build->sets[i], build->arch, "gpu", err);
+	for (uint32_t i = 0; i < build->asked.sets.n && r == 0; i++)
+		r = spec_set_add_file(set, build->asked.sets.at[i], build->asked.arch, "gpu", err);
 	for (size_t i = 0; r == 0 && i < spec_set_size(set); i++)
 		if (is_kept(build, profile, spec_set_at(set, i)))
 			r = visit(build, queue, spec_set_at(set, i), err);
@@ -289,17 +242,17 @@ static int read_filters(struct build *build, struct fmha_error *err)
 	char diagram[SPEC_EXPLAIN_BYTES] = "";
 	int r = 0;
 
-	if (build->filter) {
-		r = spec_filter_compile(build->catalog, build->filter,
+	if (build->asked.filter) {
+		r = spec_filter_compile(build->catalog, build->asked.filter,
 					&build->filters[build->n_filters], diagram, err);
 		build->n_filters += r == 0;
 	}
-	for (int i = 0; i < build->n_filter_files && r == 0; i++) {
-		r = spec_filter_read(build->catalog, build->filter_files[i],
+	for (uint32_t i = 0; i < build->asked.filter_files.n && r == 0; i++) {
+		r = spec_filter_read(build->catalog, build->asked.filter_files.at[i],
 				     &build->filters[build->n_filters], diagram, err);
 		build->n_filters += r == 0;
 		if (r < 0 && diagram[0])
-			(void)fprintf(stderr, "%s: ", build->filter_files[i]);
+			(void)fprintf(stderr, "%s: ", build->asked.filter_files.at[i]);
 	}
 	if (r < 0 && diagram[0])
 		(void)fprintf(stderr, "%s\n", diagram);
@@ -309,8 +262,8 @@ static int read_filters(struct build *build, struct fmha_error *err)
 static int build_walk(struct build *build, struct compile_queue *queue, spec_visitor visit,
 		      struct fmha_error *err)
 {
-	return build->n_sets > 0 ? visit_sets(build, queue, visit, err)
-				 : visit_space(build, queue, visit, err);
+	return build->asked.sets.n > 0 ? visit_sets(build, queue, visit, err)
+				       : visit_space(build, queue, visit, err);
 }
 
 static int visit_all(struct build *build, struct compile_queue *queue,
@@ -343,7 +296,7 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 	int n_missing = 0;
 
 	(void)queue, (void)err;
-	for (int i = 0; i < build->n_wanted; i++) {
+	for (uint32_t i = 0; i < build->asked.kernels.n; i++) {
 		struct wanted *wanted = &build->wanted[i];
 
 		if (!wanted->found && may_be(spec, wanted->name))
@@ -360,14 +313,14 @@ static void find_planned(struct build *build, struct wanted *wanted)
 	struct kernel_spec spec;
 	const char *arch;
 
-	gpu_kernel_make_prepare(build->arch, &wanted->kernel);
+	gpu_kernel_make_prepare(build->asked.arch, &wanted->kernel);
 	wanted->found = strcmp(wanted->name, wanted->kernel.build.name) == 0;
 	if (wanted->found)
 		return;
 	if (spec_name_parse(build->catalog, wanted->name, &spec, NULL) != 0)
 		return;
 	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
-	wanted->found = arch && strcmp(arch, build->arch) == 0 &&
+	wanted->found = arch && strcmp(arch, build->asked.arch) == 0 &&
 			make_kernel(build, &spec, &wanted->kernel);
 }
 
@@ -375,20 +328,20 @@ static int find_wanted(struct build *build, struct fmha_error *err)
 {
 	int n_missing = 0, r = 0;
 
-	for (int i = 0; i < build->n_wanted; i++) {
+	for (uint32_t i = 0; i < build->asked.kernels.n; i++) {
 		find_planned(build, &build->wanted[i]);
 		n_missing += !build->wanted[i].found;
 	}
 	if (n_missing > 0)
 		r = build_walk(build, NULL, visit_wanted, err);
-	for (int i = 0; i < build->n_wanted && r == 0; i++)
+	for (uint32_t i = 0; i < build->asked.kernels.n && r == 0; i++)
 		if (!build->wanted[i].found)
 			r = fmha_error_set(err, FMHA_EINVAL,
 					   "--kernel %.120s: %s has no such kernel%s; --list names "
 					   "them",
-					   build->wanted[i].name, build->arch,
-					   build->n_filters > 0 || build->profile ||
-							   build->n_sets > 0
+					   build->wanted[i].name, build->asked.arch,
+					   build->n_filters > 0 || build->asked.profile ||
+							   build->asked.sets.n > 0
 						   ? " in this selection"
 						   : "");
 	return r;
@@ -400,12 +353,12 @@ static int add_kernels(struct build *build, struct compile_queue *queue, struct 
 	int r = 0;
 
 	/* No spec has it, and any plan that a client launches itself may need it. */
-	gpu_kernel_make_prepare(build->arch, &tables);
-	if (build->n_wanted == 0)
+	gpu_kernel_make_prepare(build->asked.arch, &tables);
+	if (build->asked.kernels.n == 0)
 		r = add_kernel(build, queue, &tables, err);
-	if (build->n_wanted == 0 && r == 0)
+	if (build->asked.kernels.n == 0 && r == 0)
 		return build_walk(build, queue, visit_all, err);
-	for (int i = 0; i < build->n_wanted && r == 0; i++)
+	for (uint32_t i = 0; i < build->asked.kernels.n && r == 0; i++)
 		r = add_kernel(build, queue, &build->wanted[i].kernel, err);
 	return r;
 }
@@ -424,7 +377,8 @@ static int check_compiler(const struct build *build, struct fmha_error *err)
 		{"hiprtc", "libhiprtc comes with ROCm, or with Debian's libamdhip64-5"},
 		{"clang", "Debian's clang-19 and lld-19, or ROCm's amdclang++; --clang names it"},
 	};
-	const char *compiler = build->compiler ? build->compiler : compile_default(build->arch);
+	const char *compiler = build->asked.compiler ? build->asked.compiler
+						     : compile_default(build->asked.arch);
 	char version[96];
 	int r;
 
@@ -435,7 +389,7 @@ static int check_compiler(const struct build *build, struct fmha_error *err)
 		if (strcmp(origins[i].compiler, compiler) == 0)
 			return fmha_error_set(err, r, "%s is not installed: %s", compiler,
 					      origins[i].origin);
-	return r < 0 ? r : compile_check_fit(version, build->arch, err);
+	return r < 0 ? r : compile_check_fit(version, build->asked.arch, err);
 }
 
 static int compile_all(struct build *build, struct cache *cache, struct fmha_error *err)
@@ -444,7 +398,8 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 	struct compile_queue *queue = NULL;
 	struct timespec start, end;
 	double seconds;
-	int r = compile_queue_new(&build->config, cache, build->jobs, false, &queue, err);
+	int r = compile_queue_new(&build->config, cache, (int)build->asked.jobs, false, &queue,
+				  err);
 
 	if (r < 0)
 		return r;
@@ -462,10 +417,10 @@ static int compile_all(struct build *build, struct cache *cache, struct fmha_err
 		(void)fputs("\r\033[K", stderr);
 	(void)printf("%s: %zu kernels: %llu built, %llu in the cache already, %u failed, "
 		     "%u spill registers; %.1f s, %.2f built a second with %d at a time\n",
-		     build->arch, build->n_seen, (unsigned long long)status.built,
+		     build->asked.arch, build->n_seen, (unsigned long long)status.built,
 		     (unsigned long long)status.hits, atomic_load(&build->n_failed),
 		     atomic_load(&build->n_spilling), seconds,
-		     (double)status.built / (seconds > 0 ? seconds : 1), build->jobs);
+		     (double)status.built / (seconds > 0 ? seconds : 1), (int)build->asked.jobs);
 	return 0;
 }
 
@@ -484,27 +439,28 @@ static int check_stored(struct cache *cache, struct fmha_error *err)
 
 static int check_arch(const struct build *build, struct fmha_error *err)
 {
-	size_t plain = strcspn(build->arch, ":");
+	size_t plain = strcspn(build->asked.arch, ":");
 	char name[32];
 
-	(void)snprintf(name, sizeof(name), "%.*s", (int)plain, build->arch);
-	if (gpu_arch_find(build->arch))
+	(void)snprintf(name, sizeof(name), "%.*s", (int)plain, build->asked.arch);
+	if (gpu_arch_find(build->asked.arch))
 		return 0;
 	if (gpu_arch_find(name))
 		return fmha_error_set(err, FMHA_EINVAL,
 				      "arch %s: code for %s serves it whatever its features are",
-				      build->arch, name);
+				      build->asked.arch, name);
 	return fmha_error_set(err, FMHA_EINVAL,
-			      "arch %s: there is none; `fmhactl archs` lists them", build->arch);
+			      "arch %s: there is none; `fmhactl archs` lists them",
+			      build->asked.arch);
 }
 
 static int check_profile(const struct build *build, struct fmha_error *err)
 {
-	if (!build->profile || spec_profile_parse(build->catalog, build->profile) >= 0)
+	if (!build->asked.profile || spec_profile_parse(build->catalog, build->asked.profile) >= 0)
 		return 0;
 	return fmha_error_set(err, FMHA_EINVAL,
 			      "profile %s: there is none; `fmhactl profiles` lists them",
-			      build->profile);
+			      build->asked.profile);
 }
 
 static int compile_into(struct build *build, struct cache *cache, struct fmha_error *err)
@@ -519,17 +475,17 @@ static int compile_into(struct build *build, struct cache *cache, struct fmha_er
 
 static int pack(const struct build *build, struct cache *cache, struct fmha_error *err)
 {
-	int64_t packed = cache_pack(cache, build->pack, err);
+	int64_t packed = cache_pack(cache, build->asked.pack, err);
 
 	if (packed < 0)
 		return (int)packed;
-	(void)printf("%s: %lld kernels\n", build->pack, (long long)packed);
+	(void)printf("%s: %lld kernels\n", build->asked.pack, (long long)packed);
 	return 0;
 }
 
 static int compile_and_pack(struct build *build, struct fmha_error *err)
 {
-	const struct cache_config config = {.writable = build->cache};
+	const struct cache_config config = {.writable = build->asked.cache};
 	struct cache *cache = NULL;
 	int r = check_compiler(build, err);
 
@@ -539,7 +495,7 @@ static int compile_and_pack(struct build *build, struct fmha_error *err)
 	if (r < 0)
 		return r;
 	r = compile_into(build, cache, err);
-	if (r == 0 && build->pack)
+	if (r == 0 && build->asked.pack)
 		r = pack(build, cache, err);
 	(void)cache_free(cache);
 	return r;
@@ -560,11 +516,11 @@ static int list_or_compile(struct build *build, struct fmha_error *err)
 	r = read_filters(build, err);
 	if (r < 0)
 		return r;
-	if (build->n_wanted > 0)
+	if (build->asked.kernels.n > 0)
 		r = find_wanted(build, err);
 	if (r < 0)
 		return r;
-	return build->list ? add_kernels(build, NULL, err) : compile_and_pack(build, err);
+	return build->asked.list ? add_kernels(build, NULL, err) : compile_and_pack(build, err);
 }
 
 static int run(struct build *build, struct fmha_error *err)
@@ -591,15 +547,15 @@ static int exit_status(int code)
 
 int main(int argc, char **argv)
 {
-	struct build build = {.jobs = (int)sysconf(_SC_NPROCESSORS_ONLN),
-			      .is_terminal = isatty(STDERR_FILENO)};
+	struct build build = {.is_terminal = isatty(STDERR_FILENO)};
 	struct fmha_error err = {0};
 	int r;
 
 	compile_paths_default(&build.paths);
-	build.cache = build.paths.cache;
-	build.config.helper = build.paths.helper;
-	build.config.source_dir = build.paths.sources;
+	build.asked = (struct build_request){.jobs = sysconf(_SC_NPROCESSORS_ONLN),
+					     .cache = build.paths.cache,
+					     .helper = build.paths.helper,
+					     .sources = build.paths.sources};
 	r = build_parse(&build, argc, argv);
 	if (r != 0)
 		return r;
@@ -614,5 +570,5 @@ int main(int argc, char **argv)
 	}
 	if (atomic_load(&build.n_failed) > 0)
 		return EXIT_FAILED;
-	return build.spills_fail && atomic_load(&build.n_spilling) > 0 ? EXIT_FAILED : 0;
+	return build.asked.spills_fail && atomic_load(&build.n_spilling) > 0 ? EXIT_FAILED : 0;
 }

@@ -14,16 +14,24 @@
 #include "check.h"
 #include "front.h"
 
-enum { OPTION_CHECK = 1 };
+struct options {
+	struct config_source source;
+	bool check, foreground;
+};
 
 static const struct cli_option option_table[] = {
 	{"config", 'c', "FILE",
-	 "configuration (default: " CONFIG_DEFAULT_PATH ", which may be absent)"},
-	{"socket", 's', "PATH", "socket to listen on, instead of the configuration's"},
-	{"foreground", 'f', NULL, "stay in the foreground and log to stderr (it always does)"},
-	{"verbose", 'v', NULL, "log everything: level debug, whatever the configuration says"},
-	{"check", OPTION_CHECK, NULL,
-	 "read the configuration, say what is wrong with it or not to be had here, and exit"},
+	 "configuration (default: " CONFIG_DEFAULT_PATH ", which may be absent)",
+	 CLI_TO(TEXT, struct options, source.path)},
+	{"socket", 's', "PATH", "socket to listen on, instead of the configuration's",
+	 CLI_TO(TEXT, struct options, source.socket)},
+	{"foreground", 'f', NULL, "stay in the foreground and log to stderr (it always does)",
+	 CLI_TO(FLAG, struct options, foreground)},
+	{"verbose", 'v', NULL, "log everything: level debug, whatever the configuration says",
+	 CLI_TO(FLAG, struct options, source.verbose)},
+	{"check", 0, NULL,
+	 "read the configuration, say what is wrong with it or not to be had here, and exit",
+	 CLI_TO(FLAG, struct options, check)},
 	CLI_END};
 
 static const struct cli_usage usage = {
@@ -39,37 +47,14 @@ static const struct cli_usage usage = {
 	.tables = {option_table},
 };
 
-struct options {
-	struct config_source source;
-	bool check;
-};
-
 /* Return: -1 to go on, else the exit status. */
 static int parse_options(int argc, char **argv, struct options *options)
 {
 	struct config_source *source = &options->source;
-	int option;
 
-	while ((option = cli_next(&usage, argc, argv)) != -1) {
-		switch (option) {
-		case 'c':
-			source->path = optarg;
-			break;
-		case 's':
-			source->socket = optarg;
-			break;
-		case 'v':
-			source->verbose = true;
-			break;
-		case 'f':
-			break;
-		case OPTION_CHECK:
-			options->check = true;
-			break;
-		default:
-			fputs("Try: fmhad --help\n", stderr);
-			return EX_USAGE;
-		}
+	if (cli_next(&usage, argc, argv, options) != -1) {
+		fputs("Try: fmhad --help\n", stderr);
+		return EX_USAGE;
 	}
 	if (optind < argc) {
 		fprintf(stderr, "fmhad: unexpected argument: %s\nTry: fmhad --help\n",

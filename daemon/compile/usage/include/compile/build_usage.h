@@ -5,24 +5,15 @@
 
 #include <cli/options.h>
 
-enum build_option {
-	BUILD_ARCH = 1,
-	BUILD_PROFILE,
-	BUILD_FILTER,
-	BUILD_KERNEL,
-	BUILD_JOBS,
-	BUILD_CACHE,
-	BUILD_COMPILER,
-	BUILD_CLANG,
-	BUILD_LINKER,
-	BUILD_SOURCES,
-	BUILD_HELPER,
-	BUILD_LIBRARY_PATH,
-	BUILD_PACK,
-	BUILD_LIST,
-	BUILD_SPILLS,
-	BUILD_SET,
-	BUILD_FILTER_FILE
+#define BUILD_MOST_FILES 16
+
+/* What a command line says; texts that it lacks are NULL, or what they were before. */
+struct build_request {
+	const char *arch, *profile, *filter, *cache, *compiler, *clang, *linker, *sources, *helper;
+	const char *library_path, *pack;
+	struct cli_texts filter_files, sets, kernels;
+	int64_t jobs;
+	bool list, spills_fail;
 };
 
 extern const struct cli_option build_options[];
