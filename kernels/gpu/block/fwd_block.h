@@ -88,8 +88,6 @@ template <class C> struct ForwardBlock {
 	{
 		bool last_split = !C::SPLIT || split == max_of(a.n_splits, 1) - 1;
 
-		if (C::LEFT && a.band.window_left < 0)
-			__builtin_unreachable();
 		return Band::make<C::MASK>(a.band, seq, C::SPLIT ? split * a.split_size : 0,
 					   last_split ? seq.n_k : (split + 1) * a.split_size);
 	}

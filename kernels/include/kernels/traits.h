@@ -58,8 +58,7 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	  p->k.dtype == p->q.dtype  ? 0                                                            \
 	  : p->k.dtype == FMHA_E4M3 ? 1                                                            \
 	  : p->k.dtype == FMHA_E5M2 ? 2                                                            \
-				    : 3)                                                           \
-	X(left, LEFT, "left", FLAG, TRAITS_SCORES, p->mask != FMHA_MASK_NONE && p->window_left >= 0)
+				    : 3)
 
 /*
  * X(name, NAME, word, kind, families, asked): what else tells two pieces of code apart. Names of kernels do

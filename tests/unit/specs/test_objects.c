@@ -31,9 +31,9 @@ static const struct golden {
 	uint32_t n;       /* with those that do */
 	uint64_t sum;     /* over all, in any order */
 } goldens[] = {
-	{"sm_90a", 454117, 991048, 0xc63528bb569f6d17},
-	{"gfx942", 215645, 477192, 0x42565717e089538d},
-	{"gfx1100", 252541, 563800, 0x10d091eb7a62a9ef},
+	{"sm_90a", 227069, 495536, 0x08787710a18e06a7},
+	{"gfx942", 107833, 238608, 0x585e412a45024a95},
+	{"gfx1100", 126281, 281912, 0x0504125853d74f07},
 };
 
 #define MOST_OBJECTS (1u << 20)
