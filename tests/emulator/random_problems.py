@@ -289,7 +289,7 @@ class Oracle:
 
     def chosen(self, s):
         """How often each row has chosen each key; where the keys are."""
-        a, c = self.a, self.a.chosen
+        c = self.a.chosen
         keys = tuple(n.reshape(-1) for n in np.indices(self.k_shape)) if c.are_slots else s.keys
         entries = look(c.data, np.int32, (*self.q_shape, c.n), (c.stride_batch, c.stride_seq, c.stride_entry))[s.rows]
         times = np.zeros((s.n_q, len(keys[0])))

@@ -238,7 +238,7 @@ def _segments(segments, words):
 
 def _keys_alone(padding, rows, keys):
     """Each row sees all keys in use."""
-    batch, used = padding.shape
+    used = padding.shape[1]
     at = torch.nn.functional.pad(padding, (0, keys - used)).flatten().nonzero().flatten()
     lengths = padding.sum(-1, dtype=torch.int32)
     cu_q = torch.arange(0, (batch + 1) * rows, rows, dtype=torch.int32, device=padding.device)
@@ -247,7 +247,7 @@ def _keys_alone(padding, rows, keys):
 
 def _runs(padding, rows, keys, offset, words):
     """Each sequence's keys in use lie together: rows before see nothing, rows behind are padding. None: they do not."""
-    batch, used = padding.shape
+    used = padding.shape[1]
     column = torch.arange(used, device=padding.device)
     n = padding.sum(-1)
     start = torch.where(n > 0, padding.int().argmax(-1), offset)

@@ -18,7 +18,7 @@ import time
 import fmha
 import fmha.torch
 import torch
-from fmha._lib import check, ffi, lib, new_error
+from fmha._lib import check, lib, new_error
 
 LAYERS, TOKENS, ROUNDS = 8, 64, 5
 SHAPES = [(1, 32, 8, 128, 1000), (1, 8, 8, 64, 64), (1, 12, 12, 64, 1000), (8, 32, 8, 128, 250)]  # batch, heads, kv heads, hdim, keys

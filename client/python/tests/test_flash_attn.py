@@ -97,7 +97,7 @@ def test_varlen_by_pages():
 def test_dropout_and_its_mask():
     q, k, v = qkv(F16)
     torch.manual_seed(5)
-    o, lse, dmask = fa.flash_attn_func(q, k, v, dropout_p=0.25, causal=True, return_attn_probs=True)
+    o, _, dmask = fa.flash_attn_func(q, k, v, dropout_p=0.25, causal=True, return_attn_probs=True)
     torch.manual_seed(5)
     assert torch.equal(o, fa.flash_attn_func(q, k, v, dropout_p=0.25, causal=True))
     p = formula(q, k, v, right=0)[2]
