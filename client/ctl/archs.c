@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* fmhactl archs, fmhactl profiles: what the JSON folder knows. */
 #include "ctl.h"
+#include "json.h"
 
 #include <stdio.h>
 
@@ -28,7 +29,7 @@ static int print_archs_json(const struct spec_catalog *catalog)
 	cJSON *list = cJSON_CreateArray();
 
 	for (int arch = 0; arch < spec_arch_count(catalog); arch++) {
-		cJSON *item = cJSON_CreateObject(), *all_rules, *dtypes;
+		cJSON *item = ctl_add_item(list), *all_rules, *dtypes;
 		const char *rules;
 
 		cJSON_AddStringToObject(item, "arch", spec_arch_name(catalog, arch));
@@ -43,7 +44,6 @@ static int print_archs_json(const struct spec_catalog *catalog)
 				cJSON_AddItemToArray(
 					dtypes, cJSON_CreateString(spec_word(
 							catalog, SPEC_FIELD_data_type, dtype)));
-		cJSON_AddItemToArray(list, item);
 	}
 	return ctl_print_json(list);
 }
@@ -53,7 +53,7 @@ static int print_profiles_json(const struct spec_catalog *catalog)
 	cJSON *list = cJSON_CreateArray();
 
 	for (int i = 0; i < spec_profile_count(catalog); i++) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(list);
 		int receipt = spec_profile_receipt(catalog, i);
 
 		cJSON_AddStringToObject(item, "profile", spec_profile_name(catalog, i));
@@ -61,7 +61,6 @@ static int print_profiles_json(const struct spec_catalog *catalog)
 				      receipt >= 0 ? cJSON_CreateNumber(receipt)
 						   : cJSON_CreateNull());
 		cJSON_AddStringToObject(item, "filter", spec_profile_text(catalog, i));
-		cJSON_AddItemToArray(list, item);
 	}
 	return ctl_print_json(list);
 }

@@ -21,7 +21,7 @@ static void print_shapes(const cJSON *shapes)
 		     "measured", "shape, and its kernel");
 	cJSON_ArrayForEach(item, shapes)
 	{
-		const cJSON *settled = cJSON_GetObjectItemCaseSensitive(item, "settled");
+		const cJSON *settled = ctl_member(item, "settled");
 		double splits = ctl_number(item, "n_splits");
 
 		(void)printf("%8.0f  %10.0f  %12.3f  %7s  %-8s  %s\n", ctl_number(item, "uid"),
@@ -31,7 +31,7 @@ static void print_shapes(const cJSON *shapes)
 		(void)printf("%53s%s", "", ctl_text(item, "kernel"));
 		if (splits > 0)
 			(void)printf(", %.0f splits", splits);
-		if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "general")))
+		if (cJSON_IsTrue(ctl_member(item, "general")))
 			(void)printf(", a loop for every arch");
 		(void)putchar('\n');
 	}
@@ -49,7 +49,7 @@ static int print_census(struct fmha_device *device, bool as_json)
 	free(json);
 	if (as_json)
 		return ctl_print_json(root);
-	print_shapes(cJSON_GetObjectItemCaseSensitive(root, "shapes"));
+	print_shapes(ctl_member(root, "shapes"));
 	cJSON_Delete(root);
 	return CTL_OK;
 }

@@ -306,7 +306,7 @@ static void check_fit(struct doctor *doctor, const char *what, const char *arch,
 /* @sharing: how a GPU's memory gets to other processes, the preferred way first; NULL: of no GPU. */
 static void check_sharing(struct doctor *doctor, const char *what, const cJSON *sharing)
 {
-	const cJSON *by = cJSON_GetObjectItemCaseSensitive(sharing, "by"), *first;
+	const cJSON *by = ctl_member(sharing, "by"), *first;
 	const char *why = ctl_text(sharing, "no_descriptors");
 	char trouble[128] = "";
 
@@ -331,8 +331,8 @@ static void check_sharing(struct doctor *doctor, const char *what, const cJSON *
 
 static void check_device(struct doctor *doctor, const cJSON *device, const cJSON *compile)
 {
-	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
-	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
+	const cJSON *worker = ctl_member(device, "worker");
+	const cJSON *index = ctl_member(device, "device");
 	char what[32];
 
 	(void)snprintf(what, sizeof(what), "device %d",
@@ -344,7 +344,7 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 		doctor_report(doctor, DOCTOR_WRONG, what, "the log has more: journalctl -u fmhad",
 			      "%s: %s", ctl_text(device, "state"), ctl_text(device, "last_death"));
 	check_fit(doctor, what, ctl_text(device, "arch"), compile);
-	check_sharing(doctor, what, cJSON_GetObjectItemCaseSensitive(worker, "sharing"));
+	check_sharing(doctor, what, ctl_member(worker, "sharing"));
 	if (ctl_text(worker, "no_fences")[0])
 		doctor_report(doctor, DOCTOR_NOTE, "fences",
 			      "leave GPU_STREAMOPS_CP_WAIT unset, or take another version of ROCm; "
@@ -358,7 +358,7 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 			"take "
 			"turns on the GPU, about 150 us a switch",
 			"no control daemon answers at %s", ctl_text(worker, "mps_directory"));
-	if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(device, "quarantined")) > 0)
+	if (cJSON_GetArraySize(ctl_member(device, "quarantined")) > 0)
 		doctor_report(doctor, DOCTOR_NOTE, "quarantine",
 			      "`fmhactl status` names them, with the time left",
 			      "%s has kernels that have ended workers and are not used", what);
@@ -366,7 +366,7 @@ static void check_device(struct doctor *doctor, const cJSON *device, const cJSON
 
 static void check_cache(struct doctor *doctor, const cJSON *compile)
 {
-	const cJSON *cache = cJSON_GetObjectItemCaseSensitive(compile, "cache");
+	const cJSON *cache = ctl_member(compile, "cache");
 	const char *state = ctl_text(cache, "state");
 
 	if (!strcmp(state, "unusable"))
@@ -383,9 +383,9 @@ static void check_cache(struct doctor *doctor, const cJSON *compile)
 /* What is measured, and what administrators change: @device's model's. */
 static void check_tuned(struct doctor *doctor, const cJSON *device)
 {
-	const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
+	const cJSON *tuned = ctl_member(device, "tuned");
 	const char *state = ctl_text(tuned, "state");
-	const cJSON *index = cJSON_GetObjectItemCaseSensitive(device, "device");
+	const cJSON *index = ctl_member(device, "device");
 	char what[32];
 
 	(void)snprintf(what, sizeof(what), "times %d",
@@ -410,12 +410,12 @@ static void check_tuned(struct doctor *doctor, const cJSON *device)
 static void check_status(struct doctor *doctor, const char *json)
 {
 	cJSON *status = cJSON_Parse(json);
-	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
-	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
+	const cJSON *front = ctl_member(status, "front");
+	const cJSON *compile = ctl_member(front, "compile");
 	const cJSON *device;
 
 	check_version(doctor, ctl_text(status, "version"));
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(status, "devices"))
 		check_device(doctor, device, compile),
 		check_tuned(doctor, device);
 	check_cache(doctor, compile);

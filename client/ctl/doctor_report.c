@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "doctor.h"
+#include "json.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,14 +17,13 @@ void doctor_report(struct doctor *doctor, enum doctor_verdict verdict, const cha
 	va_end(args);
 	doctor->n_wrong += verdict == DOCTOR_WRONG;
 	if (doctor->findings) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(doctor->findings);
 
 		cJSON_AddStringToObject(item, "check", what);
 		cJSON_AddStringToObject(item, "verdict", words[verdict]);
 		cJSON_AddStringToObject(item, "found", text);
 		if (advice)
 			cJSON_AddStringToObject(item, "advice", advice);
-		cJSON_AddItemToArray(doctor->findings, item);
 		return;
 	}
 	(void)printf("%-5s  %-14s %s\n", words[verdict], what, text);

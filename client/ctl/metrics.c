@@ -8,6 +8,7 @@
 #include <metrics/metrics.h>
 
 #include "ctl.h"
+#include "json.h"
 
 struct request {
 	struct ctl_target target;
@@ -73,11 +74,10 @@ static char *as_json(char *text)
 			*labels++ = '\0';
 			labels[strlen(labels) - 1] = '\0';
 		}
-		sample = cJSON_CreateObject();
+		sample = ctl_add_item(list);
 		cJSON_AddStringToObject(sample, "name", line);
 		cJSON_AddItemToObject(sample, "labels", labels_of(labels ? labels : none));
 		cJSON_AddNumberToObject(sample, "value", strtod(value, NULL));
-		cJSON_AddItemToArray(list, sample);
 	}
 	printed = cJSON_Print(list);
 	cJSON_Delete(list);

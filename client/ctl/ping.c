@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* ping.c: is everybody there, and how far away. */
 #include "ctl.h"
+#include "json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,13 +47,12 @@ static int ping_peer(struct fmha_client *client, struct fmha_device *device, con
 	}
 	qsort(times, (size_t)count, sizeof(*times), compare_times);
 	if (list) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(list);
 
 		cJSON_AddStringToObject(item, "peer", name);
 		cJSON_AddNumberToObject(item, "min_ns", (double)times[0]);
 		cJSON_AddNumberToObject(item, "median_ns", (double)times[count / 2]);
 		cJSON_AddNumberToObject(item, "max_ns", (double)times[count - 1]);
-		cJSON_AddItemToArray(list, item);
 	} else
 		(void)printf("%-40s  %8.1f us min  %8.1f us median  %8.1f us max\n", name,
 			     (double)times[0] / 1e3, (double)times[count / 2] / 1e3,

@@ -69,18 +69,18 @@ static void print_stages(const cJSON *plan)
 	const cJSON *stage;
 	int i = 1;
 
-	cJSON_ArrayForEach(stage, cJSON_GetObjectItemCaseSensitive(plan, "stages"))
+	cJSON_ArrayForEach(stage, ctl_member(plan, "stages"))
 	{
 		(void)printf("stage %d    %s\n", i++, ctl_text(stage, "kernel"));
 		(void)printf("           %s on %s, workspace %.0f bytes at %.0f\n",
 			     ctl_text(stage, "pipeline"), ctl_text(stage, "arch"),
 			     ctl_number(stage, "workspace_bytes"),
 			     ctl_number(stage, "workspace_offset"));
-		if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(stage, "general")))
+		if (cJSON_IsTrue(ctl_member(stage, "general")))
 			(void)printf("           a loop for every arch: where one that is made for "
 				     "this one is missing, the candidates below say why\n");
 	}
-	if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(plan, "widens")))
+	if (cJSON_IsTrue(ctl_member(plan, "widens")))
 		(void)printf("keys       widened into the workspace before attention\n");
 	if (ctl_number(plan, "few_rows") > 0)
 		(void)printf("rows       sequences of up to %.0f by themselves, over keys as they "
@@ -137,7 +137,7 @@ static void print_selection(const cJSON *selection, int64_t n_candidates)
 			     ctl_text(selection, "why"));
 	else
 		(void)printf("  nothing chosen: %s\n", ctl_text(selection, "why"));
-	cJSON_ArrayForEach(candidate, cJSON_GetObjectItemCaseSensitive(selection, "candidates"))
+	cJSON_ArrayForEach(candidate, ctl_member(selection, "candidates"))
 	{
 		const char *reason = ctl_text(candidate, "reason");
 
@@ -162,7 +162,7 @@ static int print_plan(const struct request *request, const char *json)
 		(void)fputs("fmhactl: the explanation is no JSON\n", stderr);
 		return CTL_REFUSED;
 	}
-	plan = cJSON_GetObjectItemCaseSensitive(root, "plan");
+	plan = ctl_member(root, "plan");
 	problem_describe(&request->recipe.problem, text, sizeof(text));
 	(void)printf("problem    %s: %s\n", ctl_text(root, "op"), text);
 	(void)printf("device     %s, %.0f units\n", ctl_text(root, "arch"),
@@ -170,13 +170,13 @@ static int print_plan(const struct request *request, const char *json)
 	if (cJSON_IsObject(plan)) {
 		print_stages(plan);
 	} else {
-		const cJSON *error = cJSON_GetObjectItemCaseSensitive(root, "error");
+		const cJSON *error = ctl_member(root, "error");
 
 		(void)printf("no plan    %s\n", cJSON_IsString(error) ? error->valuestring
 								      : ctl_text(error, "message"));
 		r = CTL_FAILED;
 	}
-	cJSON_ArrayForEach(selection, cJSON_GetObjectItemCaseSensitive(root, "selections"))
+	cJSON_ArrayForEach(selection, ctl_member(root, "selections"))
 		print_selection(selection, request->n_candidates);
 	cJSON_Delete(root);
 	return r;

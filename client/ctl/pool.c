@@ -51,8 +51,7 @@ static int list(const struct ctl_target *target)
 		return r;
 	root = cJSON_Parse(json);
 	free(json);
-	pools = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "front"),
-						 "pools");
+	pools = ctl_member(ctl_member(root, "front"), "pools");
 	if (target->json) {
 		cJSON *copy = cJSON_Duplicate(pools, true);
 

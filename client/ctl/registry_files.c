@@ -10,18 +10,13 @@
 #include "ctl.h"
 #include "json.h"
 
-static cJSON *member(const cJSON *object, const char *key)
-{
-	return cJSON_GetObjectItemCaseSensitive(object, key);
-}
-
 /* An export, or NULL: a line says why. */
 static cJSON *read_export(const char *path)
 {
 	cJSON *root = ctl_read_json(path);
 
 	if (!root || (!strcmp(ctl_text(root, "format"), "fmhad-registry") &&
-		      cJSON_IsArray(member(root, "kernels"))))
+		      cJSON_IsArray(ctl_member(root, "kernels"))))
 		return root;
 	(void)fprintf(stderr, "fmhactl: %s: not a registry's export\n", path);
 	cJSON_Delete(root);
@@ -57,7 +52,7 @@ static int compare_names(const void *a, const void *b)
 
 static bool kernels_init(struct kernels *kernels, const cJSON *root)
 {
-	cJSON *list = member(root, "kernels"), *item;
+	cJSON *list = ctl_member(root, "kernels"), *item;
 
 	*kernels = (struct kernels){
 		.list = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(cJSON *))};
@@ -79,7 +74,7 @@ static cJSON *find_result(const cJSON *kernel, const cJSON *like)
 {
 	cJSON *result;
 
-	cJSON_ArrayForEach(result, member(kernel, "tuned"))
+	cJSON_ArrayForEach(result, ctl_member(kernel, "tuned"))
 	{
 		if (!strcmp(ctl_text(result, "shape"), ctl_text(like, "shape")) &&
 		    ctl_number(result, "splits") == ctl_number(like, "splits"))
@@ -92,12 +87,12 @@ static cJSON *find_result(const cJSON *kernel, const cJSON *like)
 
 static void merge_results(cJSON *into, const cJSON *from, size_t *n_taken)
 {
-	cJSON *tuned = member(into, "tuned");
+	cJSON *tuned = ctl_member(into, "tuned");
 	const cJSON *result;
 
-	if (!tuned && cJSON_GetArraySize(member(from, "tuned")) > 0)
+	if (!tuned && cJSON_GetArraySize(ctl_member(from, "tuned")) > 0)
 		tuned = cJSON_AddArrayToObject(into, "tuned");
-	cJSON_ArrayForEach(result, member(from, "tuned"))
+	cJSON_ArrayForEach(result, ctl_member(from, "tuned"))
 	{
 		cJSON *own = find_result(into, result);
 
@@ -113,16 +108,16 @@ static void merge_results(cJSON *into, const cJSON *from, size_t *n_taken)
 /* @into: NULL: the first document does not have the kernel. */
 static void merge_kernel(cJSON *list, cJSON *into, const cJSON *from, size_t *n_taken)
 {
-	const cJSON *priority = member(from, "priority");
+	const cJSON *priority = ctl_member(from, "priority");
 
-	if (!priority && cJSON_GetArraySize(member(from, "tuned")) == 0)
+	if (!priority && cJSON_GetArraySize(ctl_member(from, "tuned")) == 0)
 		return;
 	if (!into) {
 		into = cJSON_CreateObject();
 		cJSON_AddStringToObject(into, "name", ctl_text(from, "name"));
 		cJSON_AddItemToArray(list, into);
 	}
-	if (priority && !member(into, "priority"))
+	if (priority && !ctl_member(into, "priority"))
 		cJSON_AddItemToObject(into, "priority", cJSON_Duplicate(priority, true));
 	merge_results(into, from, n_taken);
 }
@@ -133,7 +128,7 @@ static void merge_sets(cJSON *into, const cJSON *from)
 
 	cJSON_ArrayForEach(set, from)
 	{
-		const cJSON *own = member(into, set->string);
+		const cJSON *own = ctl_member(into, set->string);
 
 		if (!own)
 			cJSON_AddItemToObject(into, set->string, cJSON_Duplicate(set, true));
@@ -156,7 +151,7 @@ int registry_write_file(const char *out, const char *text)
 static int merge(cJSON *a, const cJSON *b, const char *out)
 {
 	struct kernels own = {0};
-	cJSON *list = member(a, "kernels"), *kernel;
+	cJSON *list = ctl_member(a, "kernels"), *kernel;
 	size_t n_taken = 0;
 	char *text;
 	int r;
@@ -165,10 +160,10 @@ static int merge(cJSON *a, const cJSON *b, const char *out)
 		return CTL_FAILED;
 	if (!kernels_init(&own, a))
 		return ctl_usage_error("out of memory");
-	cJSON_ArrayForEach(kernel, member(b, "kernels"))
+	cJSON_ArrayForEach(kernel, ctl_member(b, "kernels"))
 		merge_kernel(list, find_kernel(&own, kernel), kernel, &n_taken);
 	free(own.list);
-	merge_sets(member(a, "sets"), member(b, "sets"));
+	merge_sets(ctl_member(a, "sets"), ctl_member(b, "sets"));
 	cJSON_DeleteItemFromObjectCaseSensitive(a, "statistics"); /* of the first file alone */
 	text = cJSON_Print(a);
 	r = text ? registry_write_file(out, text) : ctl_usage_error("out of memory");
@@ -213,7 +208,7 @@ static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
 
 	if (ctl_number(a, "priority") != ctl_number(b, "priority"))
 		say(n, name, "priority", ctl_number(a, "priority"), ctl_number(b, "priority"));
-	cJSON_ArrayForEach(result, member(a, "tuned"))
+	cJSON_ArrayForEach(result, ctl_member(a, "tuned"))
 	{
 		const cJSON *other = find_result(b, result);
 
@@ -221,7 +216,7 @@ static void compare_kernel(const cJSON *a, const cJSON *b, size_t *n)
 			say(n, name, result_title(result, title, sizeof(title)),
 			    ctl_number(result, "us"), ctl_number(other, "us"));
 	}
-	cJSON_ArrayForEach(result, member(b, "tuned"))
+	cJSON_ArrayForEach(result, ctl_member(b, "tuned"))
 	{
 		if (!find_result(a, result))
 			say(n, name, result_title(result, title, sizeof(title)), 0,
@@ -235,14 +230,14 @@ static void compare_sets(const cJSON *a, const cJSON *b, size_t *n)
 
 	cJSON_ArrayForEach(set, a)
 	{
-		if (!cJSON_Compare(set, member(b, set->string), true)) {
+		if (!cJSON_Compare(set, ctl_member(b, set->string), true)) {
 			(void)printf("set %s differs\n", set->string);
 			++*n;
 		}
 	}
 	cJSON_ArrayForEach(set, b)
 	{
-		if (!member(a, set->string)) {
+		if (!ctl_member(a, set->string)) {
 			(void)printf("set %s: only the second has it\n", set->string);
 			++*n;
 		}
@@ -265,7 +260,7 @@ static int registry_files_compare(const cJSON *a, const cJSON *b)
 	free(second.list);
 	if (!ready)
 		return ctl_usage_error("out of memory");
-	compare_sets(member(a, "sets"), member(b, "sets"), &n);
+	compare_sets(ctl_member(a, "sets"), ctl_member(b, "sets"), &n);
 	if (n == 0)
 		(void)puts("both remember the same");
 	return n == 0 ? CTL_OK : CTL_FAILED;

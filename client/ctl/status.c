@@ -11,6 +11,7 @@
 #include <cjson/cJSON.h>
 
 #include "status_view.h"
+#include "json.h"
 
 #define MAX_COLUMNS 24
 
@@ -86,8 +87,7 @@ static void status_print_table(const cJSON *array, int indent)
 	cJSON_ArrayForEach(row, array)
 	{
 		for (size_t i = 0; i < n; i++) {
-			scalar_text(cJSON_GetObjectItemCaseSensitive(row, names[i]), text,
-				    sizeof(text));
+			scalar_text(ctl_member(row, names[i]), text, sizeof(text));
 			if (strlen(text) > widths[i])
 				widths[i] = strlen(text);
 		}
@@ -99,7 +99,7 @@ static void status_print_table(const cJSON *array, int indent)
 	{
 		(void)printf("%*s", indent, "");
 		for (size_t i = 0; i < n; i++) {
-			const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, names[i]);
+			const cJSON *item = ctl_member(row, names[i]);
 
 			scalar_text(item, text, sizeof(text));
 			(void)printf(cJSON_IsNumber(item) ? "%*s%s" : "%-*s%s", (int)widths[i],
@@ -182,7 +182,7 @@ static int print_devices_json(const struct fmha_device_info *devices, size_t n)
 	cJSON *list = cJSON_CreateArray();
 
 	for (size_t i = 0; i < n; i++) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(list);
 
 		cJSON_AddNumberToObject(item, "device", devices[i].device);
 		cJSON_AddStringToObject(item, "backend", devices[i].backend);
@@ -193,7 +193,6 @@ static int print_devices_json(const struct fmha_device_info *devices, size_t n)
 		if (devices[i].pci[0])
 			cJSON_AddStringToObject(item, "pci", devices[i].pci);
 		cJSON_AddStringToObject(item, "name", devices[i].name);
-		cJSON_AddItemToArray(list, item);
 	}
 	return ctl_print_json(list);
 }

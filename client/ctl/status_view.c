@@ -64,7 +64,7 @@ static const cJSON *value_at(const cJSON *item, const char *path)
 		size_t n = strcspn(path, ".");
 
 		(void)snprintf(key, sizeof(key), "%.*s", (int)n, path);
-		item = cJSON_GetObjectItemCaseSensitive(item, key);
+		item = ctl_member(item, key);
 		path += n;
 	}
 	return item;
@@ -153,7 +153,7 @@ static cJSON *sessions_of(const cJSON *status)
 	const cJSON *device, *session;
 	cJSON *list = cJSON_CreateArray();
 
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(status, "devices"))
 	{
 		cJSON_ArrayForEach(session, value_at(device, "worker.sessions"))
 		{
@@ -190,7 +190,7 @@ static cJSON *limits_of(const cJSON *status, bool all)
 	char of[32];
 
 	add_limits(list, value_at(status, "front.limits"), "front", all);
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(status, "devices"))
 	{
 		(void)snprintf(of, sizeof(of), "device %.0f", ctl_number(device, "device"));
 		add_limits(list, value_at(device, "worker.limits"), of, all);
@@ -200,8 +200,8 @@ static cJSON *limits_of(const cJSON *status, bool all)
 
 static void print_front(const cJSON *status)
 {
-	const cJSON *front = cJSON_GetObjectItemCaseSensitive(status, "front");
-	const cJSON *compile = cJSON_GetObjectItemCaseSensitive(front, "compile");
+	const cJSON *front = ctl_member(status, "front");
+	const cJSON *compile = ctl_member(front, "compile");
 	const struct column size = {"cache.bytes", BYTES, NULL};
 	char text[CELL];
 
@@ -223,9 +223,9 @@ static void print_quarantined(const cJSON *device)
 {
 	const cJSON *item;
 
-	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(device, "quarantined"))
+	cJSON_ArrayForEach(item, ctl_member(device, "quarantined"))
 	{
-		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
+		const cJSON *uid = ctl_member(item, "uid");
 		const char *kernel = ctl_text(item, "kernel");
 
 		(void)printf("device %.0f: quarantined for %.0f s: %s",
@@ -245,9 +245,9 @@ static void print_faults(const cJSON *status)
 	if (*ctl_text(cache, "reason"))
 		(void)printf("cache: %s: %s\n", ctl_text(cache, "state"),
 			     ctl_text(cache, "reason"));
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(status, "devices"))
 	{
-		const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
+		const cJSON *tuned = ctl_member(device, "tuned");
 		double index = ctl_number(device, "device");
 
 		if (*ctl_text(device, "last_death"))
@@ -267,8 +267,7 @@ void status_view(const cJSON *status, bool all_limits)
 	print_front(status);
 	print_faults(status);
 	(void)printf("\ndevices\n");
-	status_view_print_table(cJSON_GetObjectItemCaseSensitive(status, "devices"),
-				device_columns);
+	status_view_print_table(ctl_member(status, "devices"), device_columns);
 	if (cJSON_GetArraySize(sessions) > 0) {
 		(void)printf("\nsessions\n");
 		status_view_print_table(sessions, session_columns);

@@ -75,16 +75,15 @@ static void add_growth(struct rates *rates, const cJSON *now, const cJSON *befor
 
 static struct rates device_rates(const cJSON *now, const cJSON *before)
 {
-	const cJSON *families = cJSON_GetObjectItemCaseSensitive(now, "families"), *family;
-	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before, "families");
+	const cJSON *families = ctl_member(now, "families"), *family;
+	const cJSON *old = ctl_member(before, "families");
 	struct rates rates = {0};
 	int i = 0;
 
 	/* Families are only added, at the end. */
 	cJSON_ArrayForEach(family, families)
 		add_growth(&rates, family, cJSON_GetArrayItem(old, i++));
-	add_running(&rates, cJSON_GetObjectItemCaseSensitive(now, "runs"),
-		    cJSON_GetObjectItemCaseSensitive(before, "runs"));
+	add_running(&rates, ctl_member(now, "runs"), ctl_member(before, "runs"));
 	return rates;
 }
 
@@ -102,32 +101,28 @@ static void add_rates(cJSON *item, const struct rates *rates, double seconds)
 
 static cJSON *add_device(cJSON *list, const cJSON *device, const cJSON *before, double seconds)
 {
-	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker");
-	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before, "worker");
+	const cJSON *worker = ctl_member(device, "worker");
+	const cJSON *old = ctl_member(before, "worker");
 	struct rates rates = device_rates(worker, old);
-	cJSON *item = cJSON_CreateObject();
+	cJSON *item = ctl_add_item(list);
 
 	cJSON_AddNumberToObject(item, "device", ctl_number(device, "device"));
 	cJSON_AddStringToObject(item, "name", ctl_text(device, "name"));
 	cJSON_AddStringToObject(item, "state", ctl_text(device, "state"));
 	add_rates(item, &rates, seconds);
-	cJSON_AddNumberToObject(
-		item, "queue",
-		ctl_number(cJSON_GetObjectItemCaseSensitive(worker, "runs"), "pending"));
-	cJSON_AddItemToArray(list, item);
+	cJSON_AddNumberToObject(item, "queue", ctl_number(ctl_member(worker, "runs"), "pending"));
 	return item;
 }
 
 static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, double seconds)
 {
-	const cJSON *worker = cJSON_GetObjectItemCaseSensitive(device, "worker"), *session;
-	const cJSON *old = cJSON_GetObjectItemCaseSensitive(
-		cJSON_GetObjectItemCaseSensitive(before, "worker"), "sessions");
+	const cJSON *worker = ctl_member(device, "worker"), *session;
+	const cJSON *old = ctl_member(ctl_member(before, "worker"), "sessions");
 
-	cJSON_ArrayForEach(session, cJSON_GetObjectItemCaseSensitive(worker, "sessions"))
+	cJSON_ArrayForEach(session, ctl_member(worker, "sessions"))
 	{
 		const cJSON *same = element(old, "session", ctl_number(session, "session"));
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(list);
 		struct rates rates = {0};
 
 		add_growth(&rates, session, same);
@@ -143,7 +138,6 @@ static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, 
 		cJSON_AddNumberToObject(item, "running", ctl_number(session, "running"));
 		cJSON_AddNumberToObject(item, "plans", ctl_number(session, "plans"));
 		cJSON_AddNumberToObject(item, "memory_bytes", ctl_number(session, "memory_bytes"));
-		cJSON_AddItemToArray(list, item);
 	}
 }
 
@@ -151,8 +145,8 @@ static void add_sessions(cJSON *list, const cJSON *device, const cJSON *before, 
 static cJSON *difference(const struct sample *now, const struct sample *before)
 {
 	double seconds = (double)(now->taken_ns - before->taken_ns) * 1e-9;
-	const cJSON *devices = cJSON_GetObjectItemCaseSensitive(now->status, "devices"), *device;
-	const cJSON *old = cJSON_GetObjectItemCaseSensitive(before->status, "devices");
+	const cJSON *devices = ctl_member(now->status, "devices"), *device;
+	const cJSON *old = ctl_member(before->status, "devices");
 	cJSON *screen = cJSON_CreateObject();
 	cJSON *device_list = cJSON_AddArrayToObject(screen, "devices");
 	cJSON *session_list = cJSON_AddArrayToObject(screen, "sessions");
@@ -215,7 +209,7 @@ static void print_screen(const cJSON *screen, bool redraw)
 		     now);
 	(void)printf("%6s %-10s %10s %9s %9s %7s %7s %6s  %s\n", "device", "state", "runs/s",
 		     "TFLOP/s", "GB/s", "busy", "of roof", "queue", "name");
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(screen, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(screen, "devices"))
 	{
 		(void)printf("%6.0f %-10s %10.1f %9.3f %9.2f %6.0f%% %7s %6.0f  %s\n",
 			     ctl_number(device, "device"), ctl_text(device, "state"),
@@ -225,7 +219,7 @@ static void print_screen(const cJSON *screen, bool redraw)
 			     ctl_share(device, "of_roof", share), ctl_number(device, "queue"),
 			     ctl_text(device, "name"));
 	}
-	print_sessions(cJSON_GetObjectItemCaseSensitive(screen, "sessions"));
+	print_sessions(ctl_member(screen, "sessions"));
 	(void)fflush(stdout);
 }
 

@@ -46,7 +46,7 @@ static void write_span(struct tracer *tracer, uint32_t device, const cJSON *even
 
 static void write_event(struct tracer *tracer, uint32_t device, const cJSON *event)
 {
-	const cJSON *stages = cJSON_GetObjectItemCaseSensitive(event, "stages");
+	const cJSON *stages = ctl_member(event, "stages");
 	int n_stages = cJSON_GetArraySize(stages);
 	double arrived = ctl_number(event, "arrived_ns"),
 	       answered = ctl_number(event, "answered_ns");
@@ -84,7 +84,7 @@ static int trace_look(struct tracer *tracer, bool keep)
 		root = cJSON_Parse(json);
 		free(json);
 		tracer->n_lost += (uint64_t)ctl_number(root, "lost");
-		cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(root, "events"))
+		cJSON_ArrayForEach(event, ctl_member(root, "events"))
 		{
 			if (keep)
 				write_event(tracer, tracer->indices[i], event);

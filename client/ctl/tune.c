@@ -12,6 +12,7 @@
 
 #include "ctl.h"
 #include "recipe.h"
+#include "json.h"
 
 struct request {
 	struct ctl_target target;
@@ -49,7 +50,7 @@ struct tuning {
 static void print_result(struct tuning *tuning, const struct fmha_tune_result *result)
 {
 	if (tuning->list) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(tuning->list);
 
 		cJSON_AddStringToObject(item, "shape", result->shape);
 		cJSON_AddStringToObject(item, "kernel", result->kernel);
@@ -58,7 +59,6 @@ static void print_result(struct tuning *tuning, const struct fmha_tune_result *r
 		cJSON_AddNumberToObject(item, "n_candidates", result->n_candidates);
 		cJSON_AddNumberToObject(item, "n_measured", result->n_measured);
 		cJSON_AddNumberToObject(item, "n_failed", result->n_failed);
-		cJSON_AddItemToArray(tuning->list, item);
 		return;
 	}
 	ctl_progress_end(&tuning->progress);
@@ -141,15 +141,12 @@ static int tune_census(struct tuning *tuning)
 		return ctl_error(&err);
 	root = cJSON_Parse(json);
 	free(json);
-	tuning->n_total = (uint64_t)cJSON_GetArraySize(cJSON_GetObjectItem(root, "shapes"));
-	cJSON_ArrayForEach(item, cJSON_GetObjectItem(root, "shapes"))
+	tuning->n_total = (uint64_t)cJSON_GetArraySize(ctl_member(root, "shapes"));
+	cJSON_ArrayForEach(item, ctl_member(root, "shapes"))
 	{
-		const char *shape = cJSON_GetStringValue(cJSON_GetObjectItem(item, "shape"));
-
 		if (r != 0 || is_spent(tuning))
 			break;
-		if (shape)
-			r = tune_one(tuning, NULL, shape);
+		r = tune_one(tuning, NULL, ctl_text(item, "shape"));
 	}
 	if (tuning->n_total == 0 && !tuning->list)
 		(void)puts("nobody has run anything on this device since its worker started");
@@ -243,23 +240,21 @@ static void print_end(const struct tuning *tuning)
 static void warn_unless_kept(struct fmha_client *client)
 {
 	struct fmha_error err;
-	const cJSON *device, *tuned, *state, *reason;
+	const cJSON *device, *tuned;
 	cJSON *status;
 	char *json;
 
 	if (fmha_client_status(client, &json, &err) < 0)
 		return;
 	status = cJSON_Parse(json);
-	cJSON_ArrayForEach(device, cJSON_GetObjectItemCaseSensitive(status, "devices"))
+	cJSON_ArrayForEach(device, ctl_member(status, "devices"))
 	{
-		tuned = cJSON_GetObjectItemCaseSensitive(device, "tuned");
-		state = cJSON_GetObjectItemCaseSensitive(tuned, "state");
-		reason = cJSON_GetObjectItemCaseSensitive(tuned, "reason");
-		if (cJSON_IsString(state) && cJSON_IsString(reason) && *reason->valuestring)
+		tuned = ctl_member(device, "tuned");
+		if (*ctl_text(tuned, "reason"))
 			(void)fprintf(
 				stderr,
 				"fmhactl tune: a restart of the daemon forgets this (%s): %s\n",
-				state->valuestring, reason->valuestring);
+				ctl_text(tuned, "state"), ctl_text(tuned, "reason"));
 	}
 	cJSON_Delete(status);
 	free(json);

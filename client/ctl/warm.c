@@ -19,6 +19,7 @@
 
 #include "ctl.h"
 #include "problem.h"
+#include "json.h"
 
 #define MOST_WORDS   64
 #define MOST_THREADS 32
@@ -224,14 +225,13 @@ static int by_daemon(const struct request *request, struct fmha_problem *problem
 static void add_kernels(const char *json, cJSON *seen)
 {
 	cJSON *root = cJSON_Parse(json);
-	const cJSON *plan = cJSON_GetObjectItemCaseSensitive(root, "plan"), *stage;
+	const cJSON *plan = ctl_member(root, "plan"), *stage;
 
-	cJSON_ArrayForEach(stage, cJSON_GetObjectItemCaseSensitive(plan, "stages"))
+	cJSON_ArrayForEach(stage, ctl_member(plan, "stages"))
 	{
-		const cJSON *name = cJSON_GetObjectItemCaseSensitive(stage, "kernel");
+		const cJSON *name = ctl_member(stage, "kernel");
 
-		if (!cJSON_IsString(name) ||
-		    cJSON_GetObjectItemCaseSensitive(seen, name->valuestring))
+		if (!cJSON_IsString(name) || ctl_member(seen, name->valuestring))
 			continue;
 		(void)cJSON_AddTrueToObject(seen, name->valuestring);
 	}

@@ -12,6 +12,7 @@
 
 #include "ctl.h"
 #include "warm.h"
+#include "json.h"
 
 struct model {
 	int heads_q, heads_k, hdim;
@@ -22,7 +23,7 @@ struct model {
 
 static int number(const cJSON *object, const char *key, int fallback)
 {
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+	const cJSON *item = ctl_member(object, key);
 
 	return cJSON_IsNumber(item) ? item->valueint : fallback;
 }
@@ -31,10 +32,10 @@ static const char *type_of(const cJSON *object)
 {
 	static const char *const names[][2] = {
 		{"float16", "f16"}, {"bfloat16", "bf16"}, {"float32", "f32"}};
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "torch_dtype");
+	const cJSON *item = ctl_member(object, "torch_dtype");
 
 	if (!cJSON_IsString(item))
-		item = cJSON_GetObjectItemCaseSensitive(object, "dtype");
+		item = ctl_member(object, "dtype");
 	for (size_t i = 0; cJSON_IsString(item) && i < sizeof(names) / sizeof(names[0]); i++)
 		if (strcmp(item->valuestring, names[i][0]) == 0)
 			return names[i][1];
@@ -43,10 +44,10 @@ static const char *type_of(const cJSON *object)
 
 static int read_model(const cJSON *root, const char *path, struct model *ret_model)
 {
-	const cJSON *text = cJSON_GetObjectItemCaseSensitive(root, "text_config");
+	const cJSON *text = ctl_member(root, "text_config");
 	const cJSON *config = cJSON_IsObject(text) ? text : root;
-	const cJSON *cap = cJSON_GetObjectItemCaseSensitive(config, "attn_logit_softcapping");
-	const cJSON *uses = cJSON_GetObjectItemCaseSensitive(config, "use_sliding_window");
+	const cJSON *cap = ctl_member(config, "attn_logit_softcapping");
+	const cJSON *uses = ctl_member(config, "use_sliding_window");
 	struct model m = {.heads_q = number(config, "num_attention_heads", 0),
 			  .dtype = type_of(config)};
 

@@ -276,7 +276,7 @@ int bench_write_csv(const struct bench_report *report, const char *path)
 
 static int32_t size_of(const cJSON *sizes, const char *name)
 {
-	const cJSON *item = cJSON_GetObjectItemCaseSensitive(sizes, name);
+	const cJSON *item = ctl_member(sizes, name);
 	const char *word;
 
 	if (!cJSON_IsString(item))
@@ -289,14 +289,14 @@ static int32_t size_of(const cJSON *sizes, const char *name)
 
 static void read_row(const cJSON *object, struct bench_row *row)
 {
-	const cJSON *sizes = cJSON_GetObjectItemCaseSensitive(object, "sizes");
+	const cJSON *sizes = ctl_member(object, "sizes");
 
 	row->shape = strdup(ctl_text(object, "shape"));
 	row->group = strdup(ctl_text(object, "group"));
 	row->kernel = strdup(ctl_text(object, "kernel"));
 	if (ctl_text(object, "failure")[0])
 		row->failure = strdup(ctl_text(object, "failure"));
-	row->chosen = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(object, "chosen"));
+	row->chosen = cJSON_IsTrue(ctl_member(object, "chosen"));
 #define READ_SIZE(name) row->sizes.name = size_of(sizes, #name);
 	SIZES(READ_SIZE)
 #undef READ_SIZE
@@ -314,7 +314,7 @@ static void read_row(const cJSON *object, struct bench_row *row)
 
 static void read_device(const cJSON *object, struct bench_device *device)
 {
-	const cJSON *roofs = cJSON_GetObjectItemCaseSensitive(object, "roofs"), *item;
+	const cJSON *roofs = ctl_member(object, "roofs"), *item;
 	struct fmha_device_info *info = &device->info;
 	struct bench_row *row;
 
@@ -327,14 +327,14 @@ static void read_device(const cJSON *object, struct bench_device *device)
 	device->driver = strdup(ctl_text(object, "driver"));
 	device->compiler = strdup(ctl_text(object, "compiler"));
 	device->gbs = ctl_number(roofs, "gbs");
-	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(roofs, "tflops"))
+	cJSON_ArrayForEach(item, ctl_member(roofs, "tflops"))
 	{
 		for (int32_t i = 0; bench_dtype_word(i) && device->n_roofs < FMHA_N_DTYPES; i++)
 			if (!strcmp(bench_dtype_word(i), item->string))
 				device->roofs[device->n_roofs++] = (struct bench_roof){
 					(uint32_t)i, item->valuedouble};
 	}
-	cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(object, "rows"))
+	cJSON_ArrayForEach(item, ctl_member(object, "rows"))
 	{
 		row = bench_add_row(device);
 		if (row)
@@ -344,7 +344,7 @@ static void read_device(const cJSON *object, struct bench_device *device)
 
 static int read_report(const cJSON *root, const char *path, struct bench_report *report)
 {
-	const cJSON *devices = cJSON_GetObjectItemCaseSensitive(root, "devices"), *item;
+	const cJSON *devices = ctl_member(root, "devices"), *item;
 
 	if (strcmp(ctl_text(root, "format"), BENCH_FORMAT) != 0 ||
 	    ctl_number(root, "version") != BENCH_VERSION || !cJSON_IsArray(devices)) {
@@ -357,8 +357,7 @@ static int read_report(const cJSON *root, const char *path, struct bench_report 
 	report->command = strdup(ctl_text(root, "command"));
 	report->server = strdup(ctl_text(root, "server"));
 	report->host = strdup(ctl_text(root, "host"));
-	report->settings = cJSON_Duplicate(cJSON_GetObjectItemCaseSensitive(root, "settings"),
-					   true);
+	report->settings = cJSON_Duplicate(ctl_member(root, "settings"), true);
 	report->devices = calloc((size_t)cJSON_GetArraySize(devices) + 1, sizeof(*report->devices));
 	cJSON_ArrayForEach(item, devices)
 	{

@@ -171,14 +171,13 @@ static int add_selections(const struct bench_lister *lister, const cJSON *root, 
 	size_t before = items->n;
 	int r = 0;
 
-	cJSON_ArrayForEach(selection, cJSON_GetObjectItemCaseSensitive(root, "selections"))
+	cJSON_ArrayForEach(selection, ctl_member(root, "selections"))
 	{
 		const char *chosen = ctl_text(selection, "chosen");
 
 		if (!chosen[0] || !is_main(lister, op, ctl_text(selection, "family")))
 			continue;
-		cJSON_ArrayForEach(candidate,
-				   cJSON_GetObjectItemCaseSensitive(selection, "candidates"))
+		cJSON_ArrayForEach(candidate, ctl_member(selection, "candidates"))
 		{
 			const char *kernel = ctl_text(candidate, "name");
 			bool is_chosen = first && !strcmp(kernel, chosen);
@@ -208,7 +207,7 @@ static cJSON *explain(struct fmha_device *device, const struct fmha_problem *pro
 		return NULL;
 	root = cJSON_Parse(json);
 	free(json);
-	error = cJSON_GetObjectItemCaseSensitive(root, "error");
+	error = ctl_member(root, "error");
 	if (!root || error) {
 		(void)fmha_error_set(err, FMHA_ENOKERNEL, "%s", ctl_text(error, "message"));
 		cJSON_Delete(root);
@@ -231,8 +230,7 @@ int bench_list_kernels(const struct bench_lister *lister, const struct bench_sha
 	recipe_pretend_buffers(p);
 	root = explain(lister->device, p, err);
 	r = root ? add_selections(lister, root, p->op, i, true, items) : err->code;
-	split = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(
-			cJSON_GetObjectItemCaseSensitive(root, "plan"), "n_splits")) > 0;
+	split = cJSON_GetNumberValue(ctl_member(ctl_member(root, "plan"), "n_splits")) > 0;
 	cJSON_Delete(root);
 	/* Where splitting is left open, kernels that do not split compete. */
 	if (r == 0 && split && p->n_splits == 0 && p->split_size == 0) {

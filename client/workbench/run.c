@@ -16,6 +16,7 @@
 #include "stats.h"
 #include "tensor_files.h"
 #include "tensors.h"
+#include "json.h"
 
 /* One run: its end by CLOCK_MONOTONIC, by which processes can compare. */
 struct sample {
@@ -322,7 +323,7 @@ static void add_gradients(const struct run *run, cJSON *root)
 	cJSON_AddNumberToObject(root, "eps", run->eps);
 	for (int i = 0; i < 3; i++) {
 		const struct check_grad *g = &run->gradients[i];
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(list);
 
 		cJSON_AddStringToObject(item, "tensor", proto_roles[g->role].name);
 		cJSON_AddNumberToObject(item, "elements", (double)g->n);
@@ -332,7 +333,6 @@ static void add_gradients(const struct run *run, cJSON *root)
 		cJSON_AddNumberToObject(item, "allowed", g->allowed);
 		cJSON_AddNumberToObject(item, "open", g->open);
 		cJSON_AddBoolToObject(item, "ok", g->ok);
-		cJSON_AddItemToArray(list, item);
 	}
 }
 
@@ -341,11 +341,10 @@ static void add_samples(const struct run *run, cJSON *root)
 	cJSON *runs = cJSON_AddArrayToObject(root, "runs");
 
 	for (size_t i = 0; i < run->n_samples; i++) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = ctl_add_item(runs);
 
 		cJSON_AddNumberToObject(item, "end_ns", (double)run->samples[i].end_ns);
 		cJSON_AddNumberToObject(item, "kernel_ms", run->samples[i].kernel_ms);
-		cJSON_AddItemToArray(runs, item);
 	}
 }
 
@@ -370,7 +369,7 @@ static void print_json(const struct run *run)
 
 		for (int i = 0; i < run->n_verdicts; i++) {
 			const struct judge_verdict *v = &run->verdicts[i];
-			cJSON *check = cJSON_CreateObject();
+			cJSON *check = ctl_add_item(checks);
 
 			cJSON_AddStringToObject(check, "tensor", proto_roles[v->role].name);
 			cJSON_AddNumberToObject(check, "max_error", v->max_error);
@@ -379,7 +378,6 @@ static void print_json(const struct run *run)
 			cJSON_AddNumberToObject(check, "expected_norm", v->expected_norm);
 			cJSON_AddNumberToObject(check, "distance", v->distance);
 			cJSON_AddBoolToObject(check, "ok", v->ok);
-			cJSON_AddItemToArray(checks, check);
 		}
 	}
 	if (run->check_grad)

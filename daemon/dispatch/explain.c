@@ -55,7 +55,7 @@ static void add_signature(cJSON *to, const struct spec_catalog *catalog,
 static cJSON *add_candidate(cJSON *list, const struct spec_catalog *catalog,
 			    const struct candidate *c, bool chosen)
 {
-	cJSON *object = cJSON_CreateObject();
+	cJSON *object = json_add_item(list);
 	char name[SPEC_NAME_BYTES];
 
 	(void)spec_name_format(catalog, &c->spec, name);
@@ -83,7 +83,6 @@ static cJSON *add_candidate(cJSON *list, const struct spec_catalog *catalog,
 		cJSON_AddNumberToObject(object, "priority", c->info.priority);
 	if (c->info.preferred)
 		cJSON_AddTrueToObject(object, "preferred");
-	cJSON_AddItemToArray(list, object);
 	return object;
 }
 
@@ -128,7 +127,7 @@ static void add_selection(struct plan_report *report, const struct select_stage 
 {
 	const struct explanation *explanation = (const struct explanation *)report;
 	const struct spec_catalog *catalog = registry_catalog(stage->device->registry);
-	cJSON *object = cJSON_CreateObject(), *list;
+	cJSON *object = json_add_item(explanation->selections), *list;
 
 	cJSON_AddStringToObject(object, "family", plan_family_name(stage->family));
 	add_signature(object, catalog, &selection->signature);
@@ -153,7 +152,6 @@ static void add_selection(struct plan_report *report, const struct select_stage 
 		if (stage->device->explain_features && c->accepted)
 			add_features(item, stage, c);
 	}
-	cJSON_AddItemToArray(explanation->selections, object);
 }
 
 static void add_dims(cJSON *to, const char *name, const uint32_t dims[3])
@@ -188,7 +186,7 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 
 	for (uint32_t i = 0; i < plan->n_stages; i++) {
 		const struct plan_stage *stage = &plan->stages[i];
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = json_add_item(stages);
 
 		cJSON_AddStringToObject(item, "family", plan_family_name(stage->family));
 		cJSON_AddStringToObject(item, "kernel", stage->kernel);
@@ -200,7 +198,6 @@ static void add_plan(cJSON *to, const struct plan *plan, const char *split_why,
 		cJSON_AddNumberToObject(item, "lds_bytes", stage->launch.lds_bytes);
 		cJSON_AddNumberToObject(item, "workspace_offset", (double)stage->workspace_offset);
 		cJSON_AddNumberToObject(item, "workspace_bytes", (double)stage->workspace_bytes);
-		cJSON_AddItemToArray(stages, item);
 	}
 	cJSON_AddNumberToObject(object, "workspace_bytes", (double)plan->workspace_bytes);
 	add_run_bytes(object, plan, integers);
@@ -261,11 +258,10 @@ int plan_explain(const struct fmha_problem *problem, const struct plan_choice *c
 		add_error(root, &why);
 	strategies = cJSON_AddArrayToObject(root, "strategies");
 	for (size_t i = 0; i < select_n_strategies; i++) {
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = json_add_item(strategies);
 
 		cJSON_AddStringToObject(item, "name", select_strategies[i].name);
 		cJSON_AddStringToObject(item, "about", select_strategies[i].about);
-		cJSON_AddItemToArray(strategies, item);
 	}
 	cJSON_AddItemToObject(root, "selections", explanation.selections);
 	r = 0;

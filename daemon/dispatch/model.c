@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include <cjson/cJSON.h>
+#include <json/json.h>
 #include <specs/catalog.h>
 
 #include "predict.h"
@@ -47,16 +47,14 @@ static int model_refuse(struct fmha_error *err, const char *field, const char *w
 static int check_head(const cJSON *root, const char *arch, int *ret_features,
 		      struct fmha_error *err)
 {
-	const cJSON *features = cJSON_GetObjectItemCaseSensitive(root, "features");
-	const cJSON *version = cJSON_GetObjectItemCaseSensitive(root, "version");
-	const char *format = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "format"));
-	const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "arch"));
+	const cJSON *features = json_member(root, "features");
+	const cJSON *version = json_member(root, "version");
 
-	if (!format || strcmp(format, "fmhad-model") != 0)
+	if (strcmp(json_text(root, "format"), "fmhad-model") != 0)
 		return model_refuse(err, "format", "not a model");
 	if (!cJSON_IsNumber(version) || version->valuedouble != 2)
 		return model_refuse(err, "version", "not 2");
-	if (!of || strcmp(of, arch) != 0)
+	if (strcmp(json_text(root, "arch"), arch) != 0)
 		return model_refuse(err, "arch", "of another one");
 	*ret_features = cJSON_GetArraySize(features);
 	if (*ret_features < LEAST || *ret_features > PREDICT_FEATURES)
@@ -74,8 +72,7 @@ static int read_numbers(const cJSON *root, const char *of, enum predict_feature 
 			size_t least, size_t most, double *ret, struct fmha_error *err)
 {
 	const char *name = predict_feature_name(feature);
-	const cJSON *list = cJSON_GetObjectItemCaseSensitive(
-		cJSON_GetObjectItemCaseSensitive(root, of), name);
+	const cJSON *list = json_member(json_member(root, of), name);
 	size_t n = (size_t)cJSON_GetArraySize(list);
 
 	if (n < least || n > most)
@@ -171,7 +168,7 @@ int predict_model_parse(const char *json, size_t size, const char *arch,
 {
 	cJSON *root = cJSON_ParseWithLength(json, size);
 	struct predict_model *model = calloc(1, sizeof(*model));
-	const cJSON *base = cJSON_GetObjectItemCaseSensitive(root, "base");
+	const cJSON *base = json_member(root, "base");
 	int r = model ? check_head(root, arch, &model->n_features, err)
 		      : fmha_error_set(err, FMHA_ENOMEM, "model: out of memory");
 
@@ -181,7 +178,7 @@ int predict_model_parse(const char *json, size_t size, const char *arch,
 		r = read_known(model, root, err);
 	if (r == 0) {
 		model->base = base->valuedouble;
-		r = read_trees(model, cJSON_GetObjectItemCaseSensitive(root, "trees"), err);
+		r = read_trees(model, json_member(root, "trees"), err);
 	}
 	cJSON_Delete(root);
 	if (r < 0) {

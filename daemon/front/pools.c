@@ -16,6 +16,7 @@
 #include <proto/page_numbers.h>
 
 #include <base/clock.h>
+#include <json/json.h>
 
 #define PAGE_UNIT        4096
 #define PLACES_MOST      (1u << 18) /* of a file */
@@ -924,7 +925,7 @@ cJSON *pools_json(const struct pools *pools, uint32_t uid, bool all)
 
 		if (!all && pool->account->uid != uid)
 			continue;
-		item = cJSON_CreateObject();
+		item = json_add_item(list);
 		cJSON_AddStringToObject(item, "name", pool->name);
 		cJSON_AddNumberToObject(item, "uid", pool->account->uid);
 		cJSON_AddStringToObject(item, "layout", pool->layout);
@@ -944,7 +945,6 @@ cJSON *pools_json(const struct pools *pools, uint32_t uid, bool all)
 		cJSON_AddNumberToObject(item, "evictions", (double)counts.evictions);
 		cJSON_AddNumberToObject(item, "shares", pool->n_shares);
 		pool_file_json(pool->file, item);
-		cJSON_AddItemToArray(list, item);
 	}
 	return list;
 }

@@ -52,7 +52,7 @@ struct status_gathering {
 
 static void add_client(cJSON *list, const struct client *client)
 {
-	cJSON *item = cJSON_CreateObject();
+	cJSON *item = json_add_item(list);
 
 	cJSON_AddNumberToObject(item, "uid", client->uid);
 	cJSON_AddNumberToObject(item, "pid", client->pid);
@@ -60,7 +60,6 @@ static void add_client(cJSON *list, const struct client *client)
 	cJSON_AddNumberToObject(item, "frames", (double)client->connection.n_frames);
 	cJSON_AddNumberToObject(item, "in_flight", client->connection.n_in_flight);
 	cJSON_AddNumberToObject(item, "output_bytes", (double)client->connection.output_bytes);
-	cJSON_AddItemToArray(list, item);
 }
 
 static cJSON *front_json(const struct front *front, uint32_t uid, bool all)
@@ -164,7 +163,7 @@ static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool
 		    (entry->what.kernel[0] && !is_of_device(entry, slot)) ||
 		    (!all && !everybody && entry->what.uid != uid))
 			continue;
-		item = cJSON_CreateObject();
+		item = json_add_item(list);
 		/* Without a kernel it is the user who may open no device. */
 		if (entry->what.kernel[0])
 			cJSON_AddStringToObject(item, "kernel", entry->what.kernel);
@@ -172,7 +171,6 @@ static cJSON *quarantine_json(const struct worker_slot *slot, uint32_t uid, bool
 			cJSON_AddNumberToObject(item, "uid", entry->what.uid);
 		cJSON_AddNumberToObject(item, "remaining_s",
 					(double)((entry->what.until_ns - now) / NS_PER_S));
-		cJSON_AddItemToArray(list, item);
 	}
 	return list;
 }

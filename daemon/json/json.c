@@ -115,6 +115,31 @@ int json_from_text(const char *text, size_t size, const char **ret_end, cJSON **
 	return 0;
 }
 
+cJSON *json_member(const cJSON *object, const char *name)
+{
+	return cJSON_GetObjectItemCaseSensitive(object, name);
+}
+
+const char *json_text(const cJSON *object, const char *name)
+{
+	const char *text = cJSON_GetStringValue(json_member(object, name));
+
+	return text ? text : "";
+}
+
+cJSON *json_add_item(cJSON *list)
+{
+	cJSON *item = cJSON_CreateObject();
+
+	cJSON_AddItemToArray(list, item);
+	return item;
+}
+
+int json_refuse(struct fmha_error *err, const char *field, const char *why)
+{
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
+}
+
 void json_add_hex(cJSON *object, const char *name, uint64_t value)
 {
 	char text[17];

@@ -18,22 +18,6 @@
 #include <json/json.h>
 #include <proto/error.h>
 
-static int import_refuse(struct fmha_error *err, const char *field, const char *why)
-{
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
-}
-
-static const cJSON *member(const cJSON *object, const char *name)
-{
-	return cJSON_GetObjectItemCaseSensitive(object, name);
-}
-
-/* "" where there is no string. */
-static const char *text_of(const cJSON *item)
-{
-	return cJSON_IsString(item) ? item->valuestring : "";
-}
-
 /* ---- an export ---- */
 
 struct import {
@@ -48,17 +32,17 @@ struct import {
 static int judge_kernel(void *owner, const cJSON *item)
 {
 	struct import *import = owner;
-	const cJSON *tuned = member(item, "tuned");
-	const char *name = text_of(member(item, "name"));
+	const cJSON *tuned = json_member(item, "tuned");
+	const char *name = json_text(item, "name");
 	struct fmha_error *fault = &import->fault;
 
 	import->has_times |= cJSON_GetArraySize(tuned) > 0;
 	if (fault->code != FMHA_OK)
 		return 0;
 	if (!cJSON_IsObject(item))
-		(void)import_refuse(fault, "kernels", "one is not an object");
+		(void)json_refuse(fault, "kernels", "one is not an object");
 	else if (!*name)
-		(void)import_refuse(fault, "kernels", "one has no name");
+		(void)json_refuse(fault, "kernels", "one has no name");
 	else if (tuned)
 		(void)times_read(tuned, name, NULL, NULL, fault);
 	return 0;
@@ -77,8 +61,8 @@ static int merge_time(void *owner, const struct proto_measured *row, struct fmha
 static int merge_kernel(void *owner, const cJSON *item)
 {
 	struct import *import = owner;
-	const cJSON *priority = member(item, "priority"), *tuned = member(item, "tuned");
-	const char *name = text_of(member(item, "name"));
+	const cJSON *priority = json_member(item, "priority"), *tuned = json_member(item, "tuned");
+	const char *name = json_text(item, "name");
 	struct registry_info info;
 	int r = 0;
 
@@ -97,24 +81,24 @@ static int merge_kernel(void *owner, const cJSON *item)
 
 static int check_head(const struct registry *registry, const cJSON *root, struct fmha_error *err)
 {
-	const char *device = text_of(member(root, "device"));
-	const char *arch = text_of(cJSON_GetArrayItem(member(root, "archs"), 0));
-	const cJSON *version = member(root, "version");
+	const char *device = json_text(root, "device");
+	const char *arch = cJSON_GetStringValue(cJSON_GetArrayItem(json_member(root, "archs"), 0));
+	const cJSON *version = json_member(root, "version");
 
-	if (strcmp(text_of(member(root, "format")), "fmhad-registry") != 0)
-		return import_refuse(err, "format", "not an exported registry");
+	if (strcmp(json_text(root, "format"), "fmhad-registry") != 0)
+		return json_refuse(err, "format", "not an exported registry");
 	if (!cJSON_IsNumber(version) || version->valuedouble != 1)
-		return import_refuse(err, "version", "not 1");
+		return json_refuse(err, "version", "not 1");
 	if (strcmp(device, registry->device) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "device",
 					    "device: exported from '%.100s', this is '%s'", device,
 					    registry->device);
-	if (strcmp(arch, registry_arch_name(registry, 0)) != 0)
+	if (!arch || strcmp(arch, registry_arch_name(registry, 0)) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "archs",
-					    "archs: exported from '%.100s', this is '%s'", arch,
-					    registry_arch_name(registry, 0));
-	if (!cJSON_IsArray(member(root, "kernels")))
-		return import_refuse(err, "kernels", "not a list");
+					    "archs: exported from '%.100s', this is '%s'",
+					    arch ? arch : "", registry_arch_name(registry, 0));
+	if (!cJSON_IsArray(json_member(root, "kernels")))
+		return json_refuse(err, "kernels", "not a list");
 	return 0;
 }
 
@@ -126,15 +110,15 @@ static int import_judge(struct import *import, const char *json, size_t size,
 	int r = json_walk(json, size, "kernels", judge_kernel, import, &root);
 
 	if (r > 0)
-		r = import_refuse(err, "format", "not a JSON object");
+		r = json_refuse(err, "format", "not a JSON object");
 	else if (r < 0)
 		(void)fmha_error_set(err, r, "import: out of memory");
 	if (r == 0)
 		r = check_head(import->registry, root, err);
 	if (r == 0 && import->has_times &&
-	    (!*environment || strcmp(text_of(member(root, "environment")), environment) != 0))
-		r = import_refuse(err, "environment",
-				  "measured with another driver, compiler or other kernel sources");
+	    (!*environment || strcmp(json_text(root, "environment"), environment) != 0))
+		r = json_refuse(err, "environment",
+				"measured with another driver, compiler or other kernel sources");
 	if (r == 0 && import->fault.code != FMHA_OK) {
 		*err = import->fault;
 		r = err->code;
@@ -151,7 +135,7 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	int r;
 
 	if (size > REGISTRY_MAX_JSON)
-		return import_refuse(err, "size", "larger than 512 MiB");
+		return json_refuse(err, "size", "larger than 512 MiB");
 	r = import_judge(&import, json, size, err);
 	if (r < 0)
 		return r;
@@ -171,7 +155,7 @@ static void drop_sets(struct registry *registry, const cJSON *sets)
 {
 	pthread_mutex_lock(&registry->mutex);
 	for (size_t i = registry->n_sets; i-- > 0;) {
-		if (member(sets, registry->sets[i].name))
+		if (json_member(sets, registry->sets[i].name))
 			continue;
 		registry_set_deinit(&registry->sets[i]);
 		registry->sets[i] = registry->sets[--registry->n_sets];
@@ -234,7 +218,7 @@ int registry_restore(struct registry *registry, const char *json, size_t size,
 		cJSON_Delete(root);
 		return fmha_error_set(err, FMHA_EINVAL, "the kept state is not a JSON object");
 	}
-	environment = text_of(member(root, "environment"));
+	environment = json_text(root, "environment");
 	pthread_mutex_lock(&registry->mutex);
 	if (*environment)
 		(void)snprintf(registry->environment, sizeof(registry->environment), "%s",
@@ -244,9 +228,9 @@ int registry_restore(struct registry *registry, const char *json, size_t size,
 			registry->table[i]->priority = 0;
 	registry_clear_results(registry);
 	pthread_mutex_unlock(&registry->mutex);
-	r[0] = restore_sets(registry, member(root, "sets"));
-	r[1] = restore_priorities(registry, member(root, "priorities"));
-	r[2] = times_read(member(root, "results"), NULL, restore_time, registry, NULL);
+	r[0] = restore_sets(registry, json_member(root, "sets"));
+	r[1] = restore_priorities(registry, json_member(root, "priorities"));
+	r[2] = times_read(json_member(root, "results"), NULL, restore_time, registry, NULL);
 	cJSON_Delete(root);
 	if (r[0] < 0 || r[1] < 0 || r[2] == FMHA_ENOMEM)
 		return fmha_error_set(err, FMHA_ENOMEM, "the kept state: out of memory");

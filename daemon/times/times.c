@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include <json/json.h>
 #include <proto/clamp.h>
 #include <proto/error.h>
 #include <proto/fnv.h>
@@ -107,21 +108,16 @@ static void drop_oldest(struct times *times)
 	times_drop(times, oldest);
 }
 
-static int times_refuse(struct fmha_error *err, const char *field, const char *why)
-{
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
-}
-
 static int times_check(const struct proto_measured *row, struct fmha_error *err)
 {
 	if (!*row->kernel)
-		return times_refuse(err, "kernel", "is empty");
+		return json_refuse(err, "kernel", "is empty");
 	if (!*row->shape)
-		return times_refuse(err, "shape", "is empty");
+		return json_refuse(err, "shape", "is empty");
 	if (row->n_splits < 0)
-		return times_refuse(err, "splits", "not a number of splits");
+		return json_refuse(err, "splits", "not a number of splits");
 	if (!(row->us > 0 && row->us < MOST_US))
-		return times_refuse(err, "us", "not a duration");
+		return json_refuse(err, "us", "not a duration");
 	return 0;
 }
 
@@ -202,7 +198,7 @@ int times_add(struct times *times, const struct proto_measured *row, enum times_
 
 void times_write(cJSON *list, const struct times_row *row, bool named)
 {
-	cJSON *item = cJSON_CreateObject();
+	cJSON *item = json_add_item(list);
 
 	if (named)
 		cJSON_AddStringToObject(item, "kernel", row->kernel);
@@ -210,7 +206,6 @@ void times_write(cJSON *list, const struct times_row *row, bool named)
 	cJSON_AddNumberToObject(item, "splits", row->n_splits);
 	cJSON_AddNumberToObject(item, "us", row->us);
 	cJSON_AddNumberToObject(item, "when", (double)row->when_s);
-	cJSON_AddItemToArray(list, item);
 }
 
 static int write_any(void *list, const struct times_row *row)
@@ -240,26 +235,21 @@ static bool copy(const char *text, char *to, size_t n)
 	return true;
 }
 
-static const cJSON *member(const cJSON *item, const char *name)
-{
-	return cJSON_GetObjectItemCaseSensitive(item, name);
-}
-
 static int times_read_row(const cJSON *item, const char *kernel, struct proto_measured *ret_row,
 			  struct fmha_error *err)
 {
-	const cJSON *us = member(item, "us"), *splits = member(item, "splits");
-	const cJSON *when = member(item, "when");
+	const cJSON *us = json_member(item, "us"), *splits = json_member(item, "splits");
+	const cJSON *when = json_member(item, "when");
 
-	if (!copy(kernel ? kernel : cJSON_GetStringValue(member(item, "kernel")), ret_row->kernel,
-		  sizeof(ret_row->kernel)))
-		return times_refuse(err, "kernel", "missing or too long");
-	if (!copy(cJSON_GetStringValue(member(item, "shape")), ret_row->shape,
+	if (!copy(kernel ? kernel : cJSON_GetStringValue(json_member(item, "kernel")),
+		  ret_row->kernel, sizeof(ret_row->kernel)))
+		return json_refuse(err, "kernel", "missing or too long");
+	if (!copy(cJSON_GetStringValue(json_member(item, "shape")), ret_row->shape,
 		  sizeof(ret_row->shape)))
-		return times_refuse(err, "shape", "missing or too long");
+		return json_refuse(err, "shape", "missing or too long");
 	if ((splits && !cJSON_IsNumber(splits)) || (when && !cJSON_IsNumber(when)))
-		return times_refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
-				    "not a number");
+		return json_refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
+				   "not a number");
 	ret_row->us = cJSON_IsNumber(us) ? us->valuedouble : 0;
 	ret_row->n_splits = splits ? splits->valueint : 0;
 	ret_row->when_s = when ? clamp_u64(when->valuedouble) : 0;
@@ -272,7 +262,7 @@ int times_read(const cJSON *list, const char *kernel, times_take take, void *own
 	struct proto_measured row = {0};
 	const cJSON *item;
 	int r = cJSON_IsArray(list) ? 0
-				    : times_refuse(err, kernel ? "tuned" : "results", "not a list");
+				    : json_refuse(err, kernel ? "tuned" : "results", "not a list");
 
 	cJSON_ArrayForEach(item, list)
 	{

@@ -149,14 +149,14 @@ struct times *tune_database_times(struct tune_database *database)
 /* Never NULL: what is read has both. */
 static cJSON *setting(const struct tune_database *database, const char *name)
 {
-	return cJSON_GetObjectItemCaseSensitive(database->settings, name);
+	return json_member(database->settings, name);
 }
 
 int tune_database_set_priority(struct tune_database *database, const char *kernel, int32_t priority,
 			       struct fmha_error *err)
 {
 	cJSON *priorities = setting(database, "priorities");
-	cJSON *known = cJSON_GetObjectItemCaseSensitive(priorities, kernel);
+	cJSON *known = json_member(priorities, kernel);
 
 	if (priority == 0)
 		cJSON_DeleteItemFromObjectCaseSensitive(priorities, kernel);
@@ -188,7 +188,7 @@ int tune_database_load_set(struct tune_database *database, const char *name, con
 			   size_t size, struct fmha_error *err)
 {
 	cJSON *sets = setting(database, "sets"), *list;
-	cJSON *known = cJSON_GetObjectItemCaseSensitive(sets, name);
+	cJSON *known = json_member(sets, name);
 	int r = 0;
 
 	if (json_from_text(json, size, NULL, &list) < 0)
@@ -283,14 +283,13 @@ char *tune_database_settings_text(const struct tune_database *database)
 	list = cJSON_AddArrayToObject(root, "quarantine");
 	for (size_t i = 0; i < database->n_quarantined; i++) {
 		const struct tune_quarantined *entry = &database->quarantine[i];
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = json_add_item(list);
 
 		cJSON_AddStringToObject(item, "kernel", entry->kernel);
 		json_add_hex(item, "code", entry->code);
 		if (!entry->everybody)
 			cJSON_AddNumberToObject(item, "uid", entry->uid);
 		cJSON_AddNumberToObject(item, "until", (double)entry->until_s);
-		cJSON_AddItemToArray(list, item);
 	}
 	return json_end(root, false);
 }
@@ -311,20 +310,15 @@ cJSON *tune_database_worker_json(const struct tune_database *database)
 
 /* ---- reading ---- */
 
-static int database_refuse(struct fmha_error *err, const char *field, const char *why)
-{
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
-}
-
 static int check_word(const cJSON *root, const char *field, const char *want,
 		      struct fmha_error *err)
 {
-	const char *has = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, field));
+	const char *has = json_text(root, field);
 
-	if (has && strcmp(has, want) == 0)
+	if (strcmp(has, want) == 0)
 		return 0;
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: '%.60s', here it is '%.60s'",
-				    field, has ? has : "", want);
+				    field, has, want);
 }
 
 /* @ret_root: given on success. */
@@ -341,14 +335,14 @@ static int database_parse(const struct tune_database *database, const char *text
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
-			r = database_refuse(err, "format", "something follows the document");
+			r = json_refuse(err, "format", "something follows the document");
 	if (r == 0 && !cJSON_IsObject(root))
-		r = database_refuse(err, "format", "not a JSON object");
+		r = json_refuse(err, "format", "not a JSON object");
 	if (r == 0)
 		r = check_word(root, "format", format, err);
-	version = cJSON_GetObjectItemCaseSensitive(root, "version");
+	version = json_member(root, "version");
 	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
-		r = database_refuse(err, "version", "not 1: of another fmhad");
+		r = json_refuse(err, "version", "not 1: of another fmhad");
 	for (size_t i = 0; i < n_words && r == 0; i++)
 		r = check_word(root, words[i].name, word_of(&database->identity, i), err);
 	if (r < 0)
@@ -361,10 +355,10 @@ static int database_parse(const struct tune_database *database, const char *text
 static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
 		       struct fmha_error *err)
 {
-	const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, field));
+	const char *text = cJSON_GetStringValue(json_member(item, field));
 
 	if (!text || strlen(text) >= n)
-		return database_refuse(err, field, "missing or too long");
+		return json_refuse(err, field, "missing or too long");
 	(void)snprintf(to, n, "%s", text);
 	return 0;
 }
@@ -372,10 +366,10 @@ static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
 static int read_number(const cJSON *item, const char *field, double *ret_value,
 		       struct fmha_error *err)
 {
-	const cJSON *number = cJSON_GetObjectItemCaseSensitive(item, field);
+	const cJSON *number = json_member(item, field);
 
 	if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble < 1e15))
-		return database_refuse(err, field, "not a number");
+		return json_refuse(err, field, "not a number");
 	*ret_value = number->valuedouble;
 	return 0;
 }
@@ -406,8 +400,7 @@ static int add_one(void *owner, const struct proto_measured *row, struct fmha_er
 
 static int read_times(struct adding *adding, const cJSON *root, struct fmha_error *err)
 {
-	return times_read(cJSON_GetObjectItemCaseSensitive(root, "results"), NULL, add_one, adding,
-			  err);
+	return times_read(json_member(root, "results"), NULL, add_one, adding, err);
 }
 
 int tune_database_read_results(struct tune_database *database, const char *text, size_t size,
@@ -435,7 +428,7 @@ int tune_database_merge(struct tune_database *database, const char *text, size_t
 	if (json_from_text(text, size, NULL, &root) < 0)
 		return fmha_error_set(err, FMHA_ENOMEM, "merge: out of memory");
 	r = read_times(&adding, root, err);
-	priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
+	priorities = json_member(root, "priorities");
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (r == 0)
@@ -449,22 +442,22 @@ int tune_database_merge(struct tune_database *database, const char *text, size_t
 
 static int check_settings(const cJSON *root, struct fmha_error *err)
 {
-	const cJSON *sets = cJSON_GetObjectItemCaseSensitive(root, "sets"), *item;
-	const cJSON *priorities = cJSON_GetObjectItemCaseSensitive(root, "priorities");
+	const cJSON *sets = json_member(root, "sets"), *item;
+	const cJSON *priorities = json_member(root, "priorities");
 
 	if (!cJSON_IsObject(sets) || cJSON_GetArraySize(sets) > TUNE_MAX_SETS)
-		return database_refuse(err, "sets", "not an object of at most 16");
+		return json_refuse(err, "sets", "not an object of at most 16");
 	cJSON_ArrayForEach(item, sets)
 	{
 		if (!is_list_of_strings(item))
-			return database_refuse(err, "sets", "one is not a list of patterns");
+			return json_refuse(err, "sets", "one is not a list of patterns");
 	}
 	if (!cJSON_IsObject(priorities) || cJSON_GetArraySize(priorities) > TUNE_MAX_PRIORITIES)
-		return database_refuse(err, "priorities", "not an object of at most 4096");
+		return json_refuse(err, "priorities", "not an object of at most 4096");
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (!cJSON_IsNumber(item))
-			return database_refuse(err, "priorities", "one is not a number");
+			return json_refuse(err, "priorities", "one is not a number");
 	}
 	return 0;
 }
@@ -478,10 +471,10 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 	int r = entries ? 0 : fmha_error_set(err, FMHA_ENOMEM, "quarantine: out of memory");
 
 	if (r == 0 && !cJSON_IsArray(list))
-		r = database_refuse(err, "quarantine", "not a list");
+		r = json_refuse(err, "quarantine", "not a list");
 	cJSON_ArrayForEach(item, list)
 	{
-		const cJSON *uid = cJSON_GetObjectItemCaseSensitive(item, "uid");
+		const cJSON *uid = json_member(item, "uid");
 		double until = 0;
 
 		if (r == 0)
@@ -513,7 +506,7 @@ static int rename_priorities(struct tune_database *database, cJSON *root, struct
 	{
 		char text[SPEC_NAME_BYTES];
 		const char *name = own_name(database, item->string, text);
-		cJSON *known = cJSON_GetObjectItemCaseSensitive(priorities, name);
+		cJSON *known = json_member(priorities, name);
 
 		if (!known)
 			lacks |= !cJSON_AddNumberToObject(priorities, name, item->valuedouble);
@@ -544,8 +537,7 @@ int tune_database_read_settings(struct tune_database *database, const char *text
 	if (r == 0)
 		r = rename_priorities(database, root, err);
 	if (r == 0)
-		r = read_quarantine(database, cJSON_GetObjectItemCaseSensitive(root, "quarantine"),
-				    err);
+		r = read_quarantine(database, json_member(root, "quarantine"), err);
 	if (r == 0) {
 		cJSON_DeleteItemFromObjectCaseSensitive(root, "quarantine");
 		cJSON_Delete(database->settings);

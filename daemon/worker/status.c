@@ -48,7 +48,7 @@ static void add_families(cJSON *root, const struct worker *worker)
 
 	for (int i = 0; i < WORKER_FAMILIES && worker->runs.families[i].name[0]; i++) {
 		const struct family_work *family = &worker->runs.families[i];
-		cJSON *item = cJSON_CreateObject();
+		cJSON *item = json_add_item(list);
 
 		cJSON_AddStringToObject(item, "family", family->name);
 		cJSON_AddNumberToObject(item, "runs", (double)family->n_runs);
@@ -57,7 +57,6 @@ static void add_families(cJSON *root, const struct worker *worker)
 		cJSON_AddNumberToObject(item, "kernel_ns", (double)family->kernel_ns);
 		if (family->roof_ns > 0)
 			cJSON_AddNumberToObject(item, "roof_ns", family->roof_ns);
-		cJSON_AddItemToArray(list, item);
 	}
 }
 

@@ -45,6 +45,16 @@ typedef int (*json_visit)(void *owner, const cJSON *item);
 int json_walk(const char *text, size_t size, const char *list, json_visit visit, void *owner,
 	      cJSON **ret_rest);
 
+/* NULL where @object is NULL or has none of that name. */
+cJSON *json_member(const cJSON *object, const char *name);
+/* "" where @object has no text of that name. */
+const char *json_text(const cJSON *object, const char *name);
+/* A new object, the last of @list. */
+cJSON *json_add_item(cJSON *list);
+/* "FIELD: why", of a document that somebody gave. Return: FMHA_EINVAL. */
+struct fmha_error;
+int json_refuse(struct fmha_error *err, const char *field, const char *why);
+
 /* A number of 64 bits as text, since a JSON number keeps 53 of them. 0 and what is no such text are
  * left out, and read as 0. */
 void json_add_hex(cJSON *object, const char *name, uint64_t value);
