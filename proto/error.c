@@ -7,6 +7,7 @@
 /* What the header gives the static analyzer instead. */
 #undef fmha_error_set
 #undef fmha_error_set_field
+#undef fmha_error_refuse
 
 static void error_fill(struct fmha_error *err, int code, const char *field, const char *fmt,
 		       va_list args)
@@ -38,6 +39,11 @@ int fmha_error_set_field(struct fmha_error *err, int code, const char *field, co
 	error_fill(err, code, field, fmt, args);
 	va_end(args);
 	return code;
+}
+
+int fmha_error_refuse(struct fmha_error *err, const char *field, const char *why)
+{
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
 }
 
 const char *fmha_error_name(int code)

@@ -18,6 +18,13 @@ static int refuse(struct fmha_error *err, const char *field, int32_t value, cons
 	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s %d: %s", field, value, rule);
 }
 
+static int refuse_above(struct fmha_error *err, const char *field, int32_t value,
+			const char *beside, int32_t most)
+{
+	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s %d: above %s %d", field, value,
+				    beside, most);
+}
+
 /* ---- each number on its own ---- */
 
 static int check_choices(const struct fmha_problem *p, struct fmha_error *err)
@@ -60,7 +67,7 @@ static int check_ranges(const struct fmha_problem *p, struct fmha_error *err)
 static int check_floats(const struct fmha_problem *p, struct fmha_error *err)
 {
 	if (isinf(p->scale))
-		return fmha_error_set_field(err, FMHA_EINVAL, "scale", "scale: infinite");
+		return fmha_error_refuse(err, "scale", "infinite");
 	if (!isfinite(p->logits_soft_cap) || p->logits_soft_cap < 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "logits_soft_cap",
 					    "logits_soft_cap %g: neither 0 nor a positive number",
@@ -120,18 +127,14 @@ static int check_lengths(const struct fmha_problem *p, struct fmha_error *err)
 		return 0;
 	}
 	if (p->seqlen_q > p->total_q)
-		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_q",
-					    "seqlen_q %d: above total_q %d", p->seqlen_q,
-					    p->total_q);
+		return refuse_above(err, "seqlen_q", p->seqlen_q, "total_q", p->total_q);
 	problem_axes(p, &axes);
 	if (axes.k.storage == STORED_NOT)
 		return 0;
 	if (axes.k.storage != STORED_PACKED && p->total_k != 0)
 		return refuse(err, "total_k", p->total_k, "a paged or indexed cache is not packed");
 	if (axes.k.storage == STORED_PACKED && p->seqlen_k > p->total_k)
-		return fmha_error_set_field(err, FMHA_EINVAL, "seqlen_k",
-					    "seqlen_k %d: above total_k %d", p->seqlen_k,
-					    p->total_k);
+		return refuse_above(err, "seqlen_k", p->seqlen_k, "total_k", p->total_k);
 	return 0;
 }
 
@@ -184,8 +187,7 @@ static int check_pages(const struct fmha_problem *p, struct fmha_error *err)
 		if (p->n_page_indices != 0)
 			return refuse(err, "n_page_indices", p->n_page_indices, "needs page_size");
 		if (p->kv_layout == FMHA_KV_VECTORIZED)
-			return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
-						    "kv_layout: vectorized needs page_size");
+			return fmha_error_refuse(err, "kv_layout", "vectorized needs page_size");
 		if (p->cache_batch != 0 && !fmha_tensor_present(&p->cache_batch_idx))
 			return refuse(err, "cache_batch", p->cache_batch,
 				      "needs tensor.cache_batch_idx");
@@ -267,14 +269,12 @@ static int check_rope(const struct fmha_problem *p, struct fmha_error *err)
 		return 0;
 	}
 	if (p->seqlen_new == 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "rope",
-					    "rope: rotates what is appended, but seqlen_new is 0");
+		return fmha_error_refuse(err, "rope",
+					 "rotates what is appended, but seqlen_new is 0");
 	if (p->rotary_dim < 16 || p->rotary_dim % 16 != 0)
 		return refuse(err, "rotary_dim", p->rotary_dim, "not a positive multiple of 16");
 	if (p->rotary_dim > p->hdim_q)
-		return fmha_error_set_field(err, FMHA_EINVAL, "rotary_dim",
-					    "rotary_dim %d: above hdim_q %d", p->rotary_dim,
-					    p->hdim_q);
+		return refuse_above(err, "rotary_dim", p->rotary_dim, "hdim_q", p->hdim_q);
 	if (p->rotary_max_pos < p->seqlen_k)
 		return fmha_error_set_field(err, FMHA_EINVAL, "rotary_max_pos",
 					    "rotary_max_pos %d: below seqlen_k %d",
@@ -295,9 +295,9 @@ static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 			      "needs tensor.k_descale or tensor.v_descale");
 	if (p->descale_computed && !(p->descale_per_page && p->descale_block_k == 1 &&
 				     fmha_tensor_present(&p->slot_mapping)))
-		return fmha_error_set_field(err, FMHA_EINVAL, "descale_computed",
-					    "descale_computed: needs tensor.slot_mapping, "
-					    "descale_per_page and descale_block_k 1");
+		return fmha_error_refuse(
+			err, "descale_computed",
+			"needs tensor.slot_mapping, descale_per_page and descale_block_k 1");
 	/* A row by slots has no place in its sequence. */
 	if (axes.k.storage == STORED_SLOTS && p->descale_block_k && !p->descale_per_page)
 		return refuse(err, "descale_block_k", p->descale_block_k,
@@ -305,8 +305,7 @@ static int check_descale(const struct fmha_problem *p, struct fmha_error *err)
 	if (!p->descale_per_page)
 		return 0;
 	if (p->page_size == 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "descale_per_page",
-					    "descale_per_page: needs page_size");
+		return fmha_error_refuse(err, "descale_per_page", "needs page_size");
 	if (p->descale_block_k > p->page_size)
 		return refuse(err, "descale_block_k", p->descale_block_k,
 			      "above page_size, and descale_per_page counts slots of a page");
@@ -319,8 +318,7 @@ static int check_latent(const struct fmha_problem *p, struct fmha_error *err)
 	bool is_latent = p->kv_layout == FMHA_KV_LATENT_FP8;
 
 	if (is_latent && !p->v_in_k)
-		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
-					    "kv_layout: latent_fp8 needs v_in_k");
+		return fmha_error_refuse(err, "kv_layout", "latent_fp8 needs v_in_k");
 	if (!p->v_in_k)
 		return 0;
 	if (p->hdim_v > p->hdim_q)
@@ -328,12 +326,11 @@ static int check_latent(const struct fmha_problem *p, struct fmha_error *err)
 					    "hdim_v %d: above hdim_q %d, which holds it (v_in_k)",
 					    p->hdim_v, p->hdim_q);
 	if (p->kv_layout == FMHA_KV_VECTORIZED)
-		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
-					    "kv_layout: vectorized keys hold no values (v_in_k)");
+		return fmha_error_refuse(err, "kv_layout",
+					 "vectorized keys hold no values (v_in_k)");
 	if (p->rope != FMHA_ROPE_NONE)
-		return fmha_error_set_field(
-			err, FMHA_EINVAL, "rope",
-			"rope: turns first elements, which v_in_k makes values");
+		return fmha_error_refuse(err, "rope",
+					 "turns first elements, which v_in_k makes values");
 	if (!is_latent)
 		return 0;
 	if (p->nhead_k != 1)
@@ -343,17 +340,14 @@ static int check_latent(const struct fmha_problem *p, struct fmha_error *err)
 	if (p->hdim_v != 512)
 		return refuse(err, "hdim_v", p->hdim_v, "latent_fp8 has 512");
 	if (p->k.dtype != FMHA_E4M3)
-		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k.dtype",
-					    "tensor.k.dtype: latent_fp8 is of e4m3");
+		return fmha_error_refuse(err, "tensor.k.dtype", "latent_fp8 is of e4m3");
 	if (p->op == FMHA_FORWARD && p->q.dtype == FMHA_E4M3)
-		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.q.dtype",
-					    "tensor.q.dtype: latent_fp8 takes f16 or bf16");
+		return fmha_error_refuse(err, "tensor.q.dtype", "latent_fp8 takes f16 or bf16");
 	if (p->seqlen_new > 0 && p->k_new.dtype == FMHA_E4M3)
-		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k_new.dtype",
-					    "tensor.k_new.dtype: latent_fp8 takes f16 or bf16");
+		return fmha_error_refuse(err, "tensor.k_new.dtype", "latent_fp8 takes f16 or bf16");
 	if (fmha_tensor_present(&p->k_descale))
-		return fmha_error_set_field(err, FMHA_EINVAL, "tensor.k_descale",
-					    "tensor.k_descale: latent_fp8 has factors of its own");
+		return fmha_error_refuse(err, "tensor.k_descale",
+					 "latent_fp8 has factors of its own");
 	return 0;
 }
 
@@ -362,8 +356,7 @@ static int check_chosen(const struct fmha_problem *p, struct fmha_error *err)
 	if (p->topk == 0)
 		return 0;
 	if (p->mask != FMHA_MASK_NONE)
-		return fmha_error_set_field(err, FMHA_EINVAL, "mask",
-					    "mask: with topk, indices say what a row sees");
+		return fmha_error_refuse(err, "mask", "with topk, indices say what a row sees");
 	if (p->dropout_p > 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "dropout_p",
 					    "dropout_p %g: not with topk", (double)p->dropout_p);
@@ -375,8 +368,8 @@ static int check_chosen(const struct fmha_problem *p, struct fmha_error *err)
 	if (p->seqlen_new > 0)
 		return refuse(err, "seqlen_new", p->seqlen_new, "not with topk: append first");
 	if (p->kv_layout == FMHA_KV_VECTORIZED)
-		return fmha_error_set_field(err, FMHA_EINVAL, "kv_layout",
-					    "kv_layout: vectorized keys are not chosen by topk");
+		return fmha_error_refuse(err, "kv_layout",
+					 "vectorized keys are not chosen by topk");
 	return 0;
 }
 

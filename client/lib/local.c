@@ -333,7 +333,7 @@ static int check_run(const struct fmha_local_plan *plan, const struct fmha_local
 			"this plan belongs to the parent process, whose GPU context a "
 			"forked child does not have: connect and plan anew");
 	if (run->reserved)
-		return fmha_error_set_field(err, FMHA_EINVAL, "reserved", "reserved: not 0");
+		return fmha_error_refuse(err, "reserved", "not 0");
 	if (((uintptr_t)run->dropout_seed_at | (uintptr_t)run->dropout_offset_at) %
 	    sizeof(uint64_t))
 		return fmha_error_set_field(

@@ -408,13 +408,11 @@ int config_resolve(struct config *config, struct fmha_error *err)
 					    "metrics_socket %s: that is the clients' socket",
 					    config->metrics_socket);
 	if (limits[LIMIT_OUTPUT_SOFT_BYTES] > limits[LIMIT_OUTPUT_HARD_BYTES])
-		return fmha_error_set_field(
-			err, FMHA_EINVAL, "limits.output_soft_bytes",
-			"limits.output_soft_bytes: more than output_hard_bytes");
+		return fmha_error_refuse(err, "limits.output_soft_bytes",
+					 "more than output_hard_bytes");
 	if (config->supervision.heartbeat_timeout_ms < config->supervision.heartbeat_ms)
-		return fmha_error_set_field(
-			err, FMHA_EINVAL, "supervision.heartbeat_timeout_ms",
-			"supervision.heartbeat_timeout_ms: less than heartbeat_ms");
+		return fmha_error_refuse(err, "supervision.heartbeat_timeout_ms",
+					 "less than heartbeat_ms");
 	return 0;
 }
 

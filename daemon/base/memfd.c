@@ -273,7 +273,7 @@ int memfd_read(int fd, size_t most, char **ret_text, size_t *ret_size, struct fm
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return fmha_error_set(err, FMHA_EIO, "a document has not arrived");
 	if (!S_ISREG(st.st_mode))
-		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: not a file or memfd");
+		return fmha_error_refuse(err, "fd", "not a file or memfd");
 	if (st.st_size > (off_t)most)
 		return fmha_error_set_field(err, FMHA_EINVAL, "fd", "fd: more than %zu MiB",
 					    most >> 20);

@@ -148,8 +148,8 @@ static inline int workspace_product(uint64_t *ret_bytes, struct fmha_error *err,
 	for (int i = 0; i < n; i++)
 		if (__builtin_mul_overflow(product, (uint64_t)factors[i], &product) ||
 		    product > WORKSPACE_MOST)
-			return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
-						    "workspace: its size does not fit in 62 bits");
+			return fmha_error_refuse(err, "workspace",
+						 "its size does not fit in 62 bits");
 	*ret_bytes = product;
 	return 0;
 }

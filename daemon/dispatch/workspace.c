@@ -145,8 +145,7 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
 	    !workspace_add(&w.bytes, 16, d_bytes, &w.d) ||
 	    !workspace_add(&w.bytes, 16, kv_bytes, &w.kv_acc))
-		return fmha_error_set_field(err, FMHA_EINVAL, "workspace",
-					    "workspace: its size does not fit in 62 bits");
+		return fmha_error_refuse(err, "workspace", "its size does not fit in 62 bits");
 	*ret_workspace = w;
 	return 0;
 }

@@ -608,7 +608,7 @@ static int apply(struct model *model, struct worker_slot *slot,
 	case PROTO_CHANGE_MERGE:
 		return tune_database_merge(database, text, size, ret_n, err);
 	default:
-		return fmha_error_set_field(err, FMHA_EINVAL, "change", "change: unknown");
+		return fmha_error_refuse(err, "change", "unknown");
 	}
 }
 

@@ -135,11 +135,6 @@ cJSON *json_add_item(cJSON *list)
 	return item;
 }
 
-int json_refuse(struct fmha_error *err, const char *field, const char *why)
-{
-	return fmha_error_set_field(err, FMHA_EINVAL, field, "%s: %s", field, why);
-}
-
 void json_add_hex(cJSON *object, const char *name, uint64_t value)
 {
 	char text[17];

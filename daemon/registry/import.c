@@ -40,9 +40,9 @@ static int judge_kernel(void *owner, const cJSON *item)
 	if (fault->code != FMHA_OK)
 		return 0;
 	if (!cJSON_IsObject(item))
-		(void)json_refuse(fault, "kernels", "one is not an object");
+		(void)fmha_error_refuse(fault, "kernels", "one is not an object");
 	else if (!*name)
-		(void)json_refuse(fault, "kernels", "one has no name");
+		(void)fmha_error_refuse(fault, "kernels", "one has no name");
 	else if (tuned)
 		(void)times_read(tuned, name, NULL, NULL, fault);
 	return 0;
@@ -86,9 +86,9 @@ static int check_head(const struct registry *registry, const cJSON *root, struct
 	const cJSON *version = json_member(root, "version");
 
 	if (strcmp(json_text(root, "format"), "fmhad-registry") != 0)
-		return json_refuse(err, "format", "not an exported registry");
+		return fmha_error_refuse(err, "format", "not an exported registry");
 	if (!cJSON_IsNumber(version) || version->valuedouble != 1)
-		return json_refuse(err, "version", "not 1");
+		return fmha_error_refuse(err, "version", "not 1");
 	if (strcmp(device, registry->device) != 0)
 		return fmha_error_set_field(err, FMHA_EINVAL, "device",
 					    "device: exported from '%.100s', this is '%s'", device,
@@ -98,7 +98,7 @@ static int check_head(const struct registry *registry, const cJSON *root, struct
 					    "archs: exported from '%.100s', this is '%s'",
 					    arch ? arch : "", registry_arch_name(registry, 0));
 	if (!cJSON_IsArray(json_member(root, "kernels")))
-		return json_refuse(err, "kernels", "not a list");
+		return fmha_error_refuse(err, "kernels", "not a list");
 	return 0;
 }
 
@@ -110,15 +110,16 @@ static int import_judge(struct import *import, const char *json, size_t size,
 	int r = json_walk(json, size, "kernels", judge_kernel, import, &root);
 
 	if (r > 0)
-		r = json_refuse(err, "format", "not a JSON object");
+		r = fmha_error_refuse(err, "format", "not a JSON object");
 	else if (r < 0)
 		(void)fmha_error_set(err, r, "import: out of memory");
 	if (r == 0)
 		r = check_head(import->registry, root, err);
 	if (r == 0 && import->has_times &&
 	    (!*environment || strcmp(json_text(root, "environment"), environment) != 0))
-		r = json_refuse(err, "environment",
-				"measured with another driver, compiler or other kernel sources");
+		r = fmha_error_refuse(
+			err, "environment",
+			"measured with another driver, compiler or other kernel sources");
 	if (r == 0 && import->fault.code != FMHA_OK) {
 		*err = import->fault;
 		r = err->code;
@@ -135,7 +136,7 @@ int registry_import(struct registry *registry, const char *json, size_t size,
 	int r;
 
 	if (size > REGISTRY_MAX_JSON)
-		return json_refuse(err, "size", "larger than 512 MiB");
+		return fmha_error_refuse(err, "size", "larger than 512 MiB");
 	r = import_judge(&import, json, size, err);
 	if (r < 0)
 		return r;

@@ -111,13 +111,13 @@ static void drop_oldest(struct times *times)
 static int times_check(const struct proto_measured *row, struct fmha_error *err)
 {
 	if (!*row->kernel)
-		return json_refuse(err, "kernel", "is empty");
+		return fmha_error_refuse(err, "kernel", "is empty");
 	if (!*row->shape)
-		return json_refuse(err, "shape", "is empty");
+		return fmha_error_refuse(err, "shape", "is empty");
 	if (row->n_splits < 0)
-		return json_refuse(err, "splits", "not a number of splits");
+		return fmha_error_refuse(err, "splits", "not a number of splits");
 	if (!(row->us > 0 && row->us < MOST_US))
-		return json_refuse(err, "us", "not a duration");
+		return fmha_error_refuse(err, "us", "not a duration");
 	return 0;
 }
 
@@ -243,13 +243,13 @@ static int times_read_row(const cJSON *item, const char *kernel, struct proto_me
 
 	if (!copy(kernel ? kernel : cJSON_GetStringValue(json_member(item, "kernel")),
 		  ret_row->kernel, sizeof(ret_row->kernel)))
-		return json_refuse(err, "kernel", "missing or too long");
+		return fmha_error_refuse(err, "kernel", "missing or too long");
 	if (!copy(cJSON_GetStringValue(json_member(item, "shape")), ret_row->shape,
 		  sizeof(ret_row->shape)))
-		return json_refuse(err, "shape", "missing or too long");
+		return fmha_error_refuse(err, "shape", "missing or too long");
 	if ((splits && !cJSON_IsNumber(splits)) || (when && !cJSON_IsNumber(when)))
-		return json_refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
-				   "not a number");
+		return fmha_error_refuse(err, when && !cJSON_IsNumber(when) ? "when" : "splits",
+					 "not a number");
 	ret_row->us = cJSON_IsNumber(us) ? us->valuedouble : 0;
 	ret_row->n_splits = splits ? splits->valueint : 0;
 	ret_row->when_s = when ? clamp_u64(when->valuedouble) : 0;
@@ -261,8 +261,9 @@ int times_read(const cJSON *list, const char *kernel, times_take take, void *own
 {
 	struct proto_measured row = {0};
 	const cJSON *item;
-	int r = cJSON_IsArray(list) ? 0
-				    : json_refuse(err, kernel ? "tuned" : "results", "not a list");
+	int r = cJSON_IsArray(list)
+			? 0
+			: fmha_error_refuse(err, kernel ? "tuned" : "results", "not a list");
 
 	cJSON_ArrayForEach(item, list)
 	{

@@ -335,14 +335,14 @@ static int database_parse(const struct tune_database *database, const char *text
 		return fmha_error_set(err, FMHA_ENOMEM, "out of memory");
 	for (; root && rest < text + size && r == 0; rest++)
 		if (!isspace((unsigned char)*rest))
-			r = json_refuse(err, "format", "something follows the document");
+			r = fmha_error_refuse(err, "format", "something follows the document");
 	if (r == 0 && !cJSON_IsObject(root))
-		r = json_refuse(err, "format", "not a JSON object");
+		r = fmha_error_refuse(err, "format", "not a JSON object");
 	if (r == 0)
 		r = check_word(root, "format", format, err);
 	version = json_member(root, "version");
 	if (r == 0 && (!cJSON_IsNumber(version) || version->valuedouble != 1))
-		r = json_refuse(err, "version", "not 1: of another fmhad");
+		r = fmha_error_refuse(err, "version", "not 1: of another fmhad");
 	for (size_t i = 0; i < n_words && r == 0; i++)
 		r = check_word(root, words[i].name, word_of(&database->identity, i), err);
 	if (r < 0)
@@ -358,7 +358,7 @@ static int copy_string(const cJSON *item, const char *field, char *to, size_t n,
 	const char *text = cJSON_GetStringValue(json_member(item, field));
 
 	if (!text || strlen(text) >= n)
-		return json_refuse(err, field, "missing or too long");
+		return fmha_error_refuse(err, field, "missing or too long");
 	(void)snprintf(to, n, "%s", text);
 	return 0;
 }
@@ -369,7 +369,7 @@ static int read_number(const cJSON *item, const char *field, double *ret_value,
 	const cJSON *number = json_member(item, field);
 
 	if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble < 1e15))
-		return json_refuse(err, field, "not a number");
+		return fmha_error_refuse(err, field, "not a number");
 	*ret_value = number->valuedouble;
 	return 0;
 }
@@ -446,18 +446,18 @@ static int check_settings(const cJSON *root, struct fmha_error *err)
 	const cJSON *priorities = json_member(root, "priorities");
 
 	if (!cJSON_IsObject(sets) || cJSON_GetArraySize(sets) > TUNE_MAX_SETS)
-		return json_refuse(err, "sets", "not an object of at most 16");
+		return fmha_error_refuse(err, "sets", "not an object of at most 16");
 	cJSON_ArrayForEach(item, sets)
 	{
 		if (!is_list_of_strings(item))
-			return json_refuse(err, "sets", "one is not a list of patterns");
+			return fmha_error_refuse(err, "sets", "one is not a list of patterns");
 	}
 	if (!cJSON_IsObject(priorities) || cJSON_GetArraySize(priorities) > TUNE_MAX_PRIORITIES)
-		return json_refuse(err, "priorities", "not an object of at most 4096");
+		return fmha_error_refuse(err, "priorities", "not an object of at most 4096");
 	cJSON_ArrayForEach(item, priorities)
 	{
 		if (!cJSON_IsNumber(item))
-			return json_refuse(err, "priorities", "one is not a number");
+			return fmha_error_refuse(err, "priorities", "one is not a number");
 	}
 	return 0;
 }
@@ -471,7 +471,7 @@ static int read_quarantine(struct tune_database *database, const cJSON *list,
 	int r = entries ? 0 : fmha_error_set(err, FMHA_ENOMEM, "quarantine: out of memory");
 
 	if (r == 0 && !cJSON_IsArray(list))
-		r = json_refuse(err, "quarantine", "not a list");
+		r = fmha_error_refuse(err, "quarantine", "not a list");
 	cJSON_ArrayForEach(item, list)
 	{
 		const cJSON *uid = json_member(item, "uid");

@@ -13,12 +13,16 @@ int fmha_error_set(struct fmha_error *err, int code, const char *fmt, ...)
 int fmha_error_set_field(struct fmha_error *err, int code, const char *field, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
+/* "FIELD: why", FMHA_EINVAL: what somebody gave cannot be. */
+int fmha_error_refuse(struct fmha_error *err, const char *field, const char *why);
+
 #ifdef __clang_analyzer__
 /* It cannot look into another file: codes are negative, so what fails never looks like success. */
 #define fmha_error_set(err, code, ...)                                                             \
 	((void)fmha_error_set(err, code, __VA_ARGS__), (code) < 0 ? (code) : -1)
 #define fmha_error_set_field(err, code, ...)                                                       \
 	((void)fmha_error_set_field(err, code, __VA_ARGS__), (code) < 0 ? (code) : -1)
+#define fmha_error_refuse(err, field, why) ((void)fmha_error_refuse(err, field, why), FMHA_EINVAL)
 #endif
 
 /* "EINVAL"; "EUNKNOWN" for a code that is not in the list. */

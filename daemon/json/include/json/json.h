@@ -51,9 +51,6 @@ cJSON *json_member(const cJSON *object, const char *name);
 const char *json_text(const cJSON *object, const char *name);
 /* A new object, the last of @list. */
 cJSON *json_add_item(cJSON *list);
-/* "FIELD: why", of a document that somebody gave. Return: FMHA_EINVAL. */
-struct fmha_error;
-int json_refuse(struct fmha_error *err, const char *field, const char *why);
 
 /* A number of 64 bits as text, since a JSON number keeps 53 of them. 0 and what is no such text are
  * left out, and read as 0. */
