@@ -361,8 +361,8 @@ int fmha_client_devices(struct fmha_client *client, struct fmha_device_info *ret
 	return 0;
 }
 
-/* A JSON document out of a memfd. It is copied, not mapped: its writer may still change it. */
-int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err)
+/* A JSON document out of a memfd, which is taken. It is copied, not mapped: its writer may still change it. */
+static int read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err)
 {
 	uint64_t done = 0;
 	char *json = NULL;
@@ -403,18 +403,21 @@ int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *
 	return 0;
 }
 
+int client_call_json(struct fmha_client *client, struct link *link, enum proto_method method,
+		     const void *params, char **ret_json, struct fmha_error *err)
+{
+	struct proto_json_result result;
+	int fd, r = link_call(link, method, params, -1, client_deadline(client), &result, &fd, err);
+
+	return r < 0 ? r : read_json(fd, result.size, ret_json, err);
+}
+
 int fmha_client_status(struct fmha_client *client, char **ret_json, struct fmha_error *err)
 {
 	const struct proto_empty params = {0};
-	struct proto_json_result result;
-	int r, fd;
+	int r = client_check(client && ret_json ? client : NULL, __func__, err);
 
-	r = client_check(client && ret_json ? client : NULL, __func__, err);
-	if (r < 0)
-		return r;
-	r = link_call(&client->front, PROTO_STATUS, &params, -1, client_deadline(client), &result,
-		      &fd, err);
-	if (r < 0)
-		return r;
-	return client_read_json(fd, result.size, ret_json, err);
+	return r < 0 ? r
+		     : client_call_json(client, &client->front, PROTO_STATUS, &params, ret_json,
+					err);
 }

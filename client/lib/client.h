@@ -43,8 +43,12 @@ static inline int64_t client_deadline(const struct fmha_client *client)
 
 #define JSON_MAX_BYTES (UINT64_C(256) << 20)
 
-/* The whole of a JSON memfd of the daemon's; @fd is taken. @ret_json: given. */
-int client_read_json(int fd, uint64_t size, char **ret_json, struct fmha_error *err);
+/* link_call() of a method that answers with a JSON document. @ret_json: given. */
+int client_call_json(struct fmha_client *client, struct link *link, enum proto_method method,
+		     const void *params, char **ret_json, struct fmha_error *err);
+/* The same of a device's worker. */
+int device_call_json(struct fmha_device *device, enum proto_method method, const void *params,
+		     char **ret_json, struct fmha_error *err);
 
 void device_info_from(const struct proto_device *from, struct fmha_device_info *ret_info);
 

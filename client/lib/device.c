@@ -127,18 +127,18 @@ int fmha_device_ping(struct fmha_device *device, struct fmha_error *err)
 			 NULL, NULL, err);
 }
 
+int device_call_json(struct fmha_device *device, enum proto_method method, const void *params,
+		     char **ret_json, struct fmha_error *err)
+{
+	return client_call_json(device->client, &device->worker, method, params, ret_json, err);
+}
+
 int fmha_device_trace(struct fmha_device *device, char **ret_json, struct fmha_error *err)
 {
 	const struct proto_empty params = {0};
-	struct proto_json_result result;
-	int r, fd;
+	int r = client_check(device && ret_json ? device->client : NULL, __func__, err);
 
-	r = client_check(device && ret_json ? device->client : NULL, __func__, err);
-	if (r < 0)
-		return r;
-	r = link_call(&device->worker, PROTO_TRACE, &params, -1, client_deadline(device->client),
-		      &result, &fd, err);
-	return r < 0 ? r : client_read_json(fd, result.size, ret_json, err);
+	return r < 0 ? r : device_call_json(device, PROTO_TRACE, &params, ret_json, err);
 }
 
 int fmha_device_inject(struct fmha_device *device, const char *fault, uint32_t after,

@@ -200,8 +200,7 @@ static int call(struct fmha_device *device, uint32_t op, const struct fmha_probl
 	if (r < 0)
 		return r;
 	if (options && options->n_rebinds > 0)
-		return fmha_error_set_field(err, FMHA_EINVAL, "n_rebinds",
-					    "n_rebinds: only plans are rebound");
+		return fmha_error_refuse(err, "n_rebinds", "only plans are rebound");
 	deadline = run_deadline(device, options);
 	staged = *problem;
 	staged.op = op;
@@ -257,10 +256,8 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 		 const struct fmha_plan_options *options, char **ret_json, struct fmha_error *err)
 {
 	struct proto_plan_params *params;
-	struct proto_json_result result;
-	int r, fd;
+	int r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 
-	r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 	if (r == 0)
 		r = check_struct_size(problem->struct_size, sizeof(*problem), "fmha_problem", err);
 	if (r < 0)
@@ -286,10 +283,7 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 			tensor->buffer = ARENA_ID - role;
 		tensor->data = NULL;
 	}
-	r = link_call(&device->worker, PROTO_EXPLAIN, params, -1, client_deadline(device->client),
-		      &result, &fd, err);
+	r = device_call_json(device, PROTO_EXPLAIN, params, ret_json, err);
 	free(params);
-	if (r < 0)
-		return r;
-	return client_read_json(fd, result.size, ret_json, err);
+	return r;
 }

@@ -39,16 +39,6 @@ static int json_to_memfd(const char *json, size_t size, int *ret_fd, struct fmha
 
 /* ---- looking ---- */
 
-static int call_json(struct fmha_device *device, enum proto_method method, const void *params,
-		     char **ret_json, struct fmha_error *err)
-{
-	struct proto_json_result result;
-	int fd, r = link_call(&device->worker, method, params, -1, client_deadline(device->client),
-			      &result, &fd, err);
-
-	return r < 0 ? r : client_read_json(fd, result.size, ret_json, err);
-}
-
 int fmha_registry_export(struct fmha_device *device, const char *filter, char **ret_json,
 			 struct fmha_error *err)
 {
@@ -57,7 +47,7 @@ int fmha_registry_export(struct fmha_device *device, const char *filter, char **
 
 	if (r == 0)
 		r = COPY_NAME(params, filter, filter ? filter : "", err);
-	return r < 0 ? r : call_json(device, PROTO_REGISTRY_EXPORT, &params, ret_json, err);
+	return r < 0 ? r : device_call_json(device, PROTO_REGISTRY_EXPORT, &params, ret_json, err);
 }
 
 int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret_json,
@@ -68,7 +58,7 @@ int fmha_registry_get(struct fmha_device *device, const char *kernel, char **ret
 
 	if (r == 0)
 		r = COPY_NAME(params, kernel, kernel, err);
-	return r < 0 ? r : call_json(device, PROTO_REGISTRY_GET, &params, ret_json, err);
+	return r < 0 ? r : device_call_json(device, PROTO_REGISTRY_GET, &params, ret_json, err);
 }
 
 int fmha_census(struct fmha_device *device, char **ret_json, struct fmha_error *err)
@@ -76,7 +66,7 @@ int fmha_census(struct fmha_device *device, char **ret_json, struct fmha_error *
 	const struct proto_empty params = {0};
 	int r = client_check(device && ret_json ? device->client : NULL, __func__, err);
 
-	return r < 0 ? r : call_json(device, PROTO_CENSUS, &params, ret_json, err);
+	return r < 0 ? r : device_call_json(device, PROTO_CENSUS, &params, ret_json, err);
 }
 
 /* ---- changing ---- */
