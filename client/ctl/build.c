@@ -5,7 +5,6 @@
  */
 #include "ctl.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,8 +19,7 @@ static int build(int argc, char **argv)
 
 	(void)argc;
 	(void)execv(tree_path(TREE_HELPERS, "fmhad-build", path, sizeof(path)), argv);
-	(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
-	return CTL_IO;
+	return ctl_file_error(path);
 }
 
 const struct ctl_command ctl_build = {.usage = BUILD_USAGE, .run = build};

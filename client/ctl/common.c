@@ -288,6 +288,29 @@ int ctl_file_error(const char *path)
 	return CTL_IO;
 }
 
+int ctl_replace_file(const char *path, void (*print)(FILE *out, const void *what), const void *what)
+{
+	char *beside = NULL;
+	FILE *file = NULL;
+	bool written = false;
+	int r = 0;
+
+	if (asprintf(&beside, "%s.%d", path, (int)getpid()) < 0)
+		return ctl_usage_error("out of memory");
+	file = fopen(beside, "we");
+	if (file) {
+		print(file, what);
+		written = !ferror(file);
+		written = fclose(file) == 0 && written && rename(beside, path) == 0;
+	}
+	if (!written) {
+		r = ctl_file_error(path);
+		(void)unlink(beside);
+	}
+	free(beside);
+	return r;
+}
+
 int ctl_read_file(const char *path, char **ret_text, size_t *ret_n)
 {
 	FILE *file = fopen(path, "re");

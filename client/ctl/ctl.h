@@ -117,6 +117,9 @@ int ctl_options_before(const struct ctl_command *command, int argc, char **argv,
 
 /* "fmhactl: PATH: why", of errno. Return: CTL_IO. */
 int ctl_file_error(const char *path);
+/* What @print writes, all at once: a reader sees the whole old file or the whole new one. Return: 0 or an exit code. */
+int ctl_replace_file(const char *path, void (*print)(FILE *out, const void *what),
+		     const void *what);
 /* A whole document. @ret_text: given, without a NUL. Return: 0 or an exit code. */
 int ctl_read_file(const char *path, char **ret_text, size_t *ret_n);
 

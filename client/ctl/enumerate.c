@@ -391,15 +391,11 @@ static int write_out(const struct job *job, const struct request *request)
 	uint64_t n;
 	int r;
 
-	if (!out) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
-		return CTL_IO;
-	}
+	if (!out)
+		return ctl_file_error(request->out_path);
 	r = walk_all(job, request->format, out, &n);
-	if (request->out_path && fclose(out) != 0 && r == CTL_OK) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", request->out_path, strerror(errno));
-		r = CTL_IO;
-	}
+	if (request->out_path && fclose(out) != 0 && r == CTL_OK)
+		return ctl_file_error(request->out_path);
 	return r;
 }
 

@@ -20,23 +20,9 @@ static const struct cli_option own_options[] = {{"out", 'o', "FILE",
 						 CLI_TO(TEXT, struct request, out)},
 						CLI_END};
 
-/* A reader sees the whole old file or the whole new one. */
-static int replace_file(const char *path, const char *text)
+static void print_text(FILE *out, const void *text)
 {
-	char temporary[4096];
-	FILE *file;
-	bool written;
-
-	if (snprintf(temporary, sizeof(temporary), "%s.new", path) >= (int)sizeof(temporary))
-		return ctl_usage_error("--out: the path is too long");
-	file = fopen(temporary, "we");
-	written = file && fputs(text, file) >= 0;
-	written = file && fclose(file) == 0 && written;
-	if (written && rename(temporary, path) == 0)
-		return CTL_OK;
-	perror(temporary);
-	(void)remove(temporary);
-	return CTL_IO;
+	(void)fputs(text, out);
 }
 
 /* a="b",c="d" as an object. Values of ours have no escapes. */
@@ -98,7 +84,7 @@ static int print_metrics(const char *json, const char *out, bool is_json)
 	if (!text)
 		(void)fputs("fmhactl: the daemon's status is no JSON\n", stderr);
 	else if (out)
-		r = replace_file(out, text);
+		r = ctl_replace_file(out, print_text, text);
 	else
 		r = fputs(text, stdout) >= 0 && (!is_json || putchar('\n') >= 0) ? CTL_OK : CTL_IO;
 	free(text);

@@ -197,20 +197,10 @@ static int do_forget(struct fmha_device *device, const struct request *request)
 	return CTL_OK;
 }
 
-static int do_merge(const struct request *request)
-{
-	return registry_merge_files(request->operand, request->second, request->out);
-}
-
-static int do_compare(const struct request *request)
-{
-	return registry_compare_files(request->operand, request->second);
-}
-
 static const struct verb {
 	const char *name, *operand, *second; /* NULL: none; in [ ]: it may be left out */
 	int (*run)(struct fmha_device *device, const struct request *request);
-	int (*without_device)(const struct request *request);
+	int (*with_files)(const char *first, const char *second, const char *out);
 } verbs[] = {
 	{"export", NULL, NULL, do_export, NULL},
 	{"import", "FILE", NULL, do_import, NULL},
@@ -220,8 +210,8 @@ static const struct verb {
 	{"set-priority", "KERNEL", "PRIORITY", do_set_priority, NULL},
 	{"lift", "KERNEL", NULL, do_lift, NULL},
 	{"forget", "[PATTERN]", NULL, do_forget, NULL},
-	{"merge", "FIRST", "SECOND", NULL, do_merge},
-	{"compare", "FIRST", "SECOND", NULL, do_compare},
+	{"merge", "FIRST", "SECOND", NULL, registry_merge_files},
+	{"compare", "FIRST", "SECOND", NULL, registry_compare_files},
 };
 
 static const struct verb *find_verb(const char *name)
@@ -262,8 +252,8 @@ static int run_registry(int argc, char **argv)
 		r = check_operand(name, verb->second, request.second);
 	if (r != 0)
 		return r;
-	if (verb->without_device)
-		return verb->without_device(&request);
+	if (verb->with_files)
+		return verb->with_files(request.operand, request.second, request.out);
 	r = ctl_open(&request.target, &client, &device);
 	if (r != 0)
 		return r;

@@ -283,7 +283,8 @@ int registry_merge_files(const char *first, const char *second, const char *out)
 	return with_both(first, second, out, true);
 }
 
-int registry_compare_files(const char *first, const char *second)
+int registry_compare_files(const char *first, const char *second, const char *out)
 {
+	(void)out;
 	return with_both(first, second, NULL, false);
 }

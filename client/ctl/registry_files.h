@@ -19,7 +19,8 @@ int registry_merge_files(const char *first, const char *second, const char *out)
 /* Writes a document to @out (NULL: stdout). Return: CTL_OK, CTL_IO. */
 int registry_write_file(const char *out, const char *text);
 
-/* Says what the two remember differently. Return: CTL_OK (nothing), CTL_FAILED, CTL_IO. */
-int registry_compare_files(const char *first, const char *second);
+/* Says on stdout, whatever @out is, what the two remember differently. Return: CTL_OK (nothing),
+ * CTL_FAILED, CTL_IO. */
+int registry_compare_files(const char *first, const char *second, const char *out);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* trace.c: what workers do, as a trace that Chrome's about:tracing and Perfetto read. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,10 +122,8 @@ static int watch(struct tracer *tracer)
 	int r = trace_look(tracer, false);
 
 	tracer->out = r == CTL_OK ? fopen(tracer->path, "we") : NULL;
-	if (r == CTL_OK && !tracer->out) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", tracer->path, strerror(errno));
-		return CTL_IO;
-	}
+	if (r == CTL_OK && !tracer->out)
+		return ctl_file_error(tracer->path);
 	if (r != CTL_OK)
 		return r;
 	(void)fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", tracer->out);
@@ -135,10 +132,8 @@ static int watch(struct tracer *tracer)
 		r = trace_look(tracer, true);
 	}
 	(void)fputs("\n]}\n", tracer->out);
-	if (fclose(tracer->out) != 0 && r == CTL_OK) {
-		(void)fprintf(stderr, "fmhactl: %s: cannot be written\n", tracer->path);
-		return CTL_IO;
-	}
+	if (fclose(tracer->out) != 0 && r == CTL_OK)
+		return ctl_file_error(tracer->path);
 	if (r == CTL_OK)
 		(void)printf("%s: %llu spans, %llu events were lost\n", tracer->path,
 			     (unsigned long long)tracer->n_events,

@@ -2,7 +2,6 @@
 /* fmhactl validate: judges kernel specs: names, CSV rows, JSON files. No daemon. */
 #include "ctl.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,10 +88,8 @@ static int judge_lines(struct judge *judge, const char *path)
 	ssize_t length;
 	int failed;
 
-	if (!file) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
-		return CTL_IO;
-	}
+	if (!file)
+		return ctl_file_error(path);
 	while ((length = getline(&line, &allocated, file)) >= 0) {
 		number++;
 		while (length > 0 && strchr("\r\n", line[length - 1]))

@@ -32,10 +32,8 @@ static int add_file(struct warm_list *list, const char *path)
 	char line[4096];
 	int r = 0;
 
-	if (!file) {
-		perror(path);
-		return CTL_IO;
-	}
+	if (!file)
+		return ctl_file_error(path);
 	while (r == 0 && fgets(line, sizeof(line), file)) {
 		line[strcspn(line, "#\r\n")] = '\0';
 		if (line[strspn(line, " \t")])

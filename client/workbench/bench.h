@@ -72,9 +72,6 @@ int bench_read(const char *path, struct bench_report *ret_report);
 
 /* bench_html.c */
 int bench_write_html(const struct bench_report *report, const char *path);
-/* A file by @print, atomically. */
-int bench_write_file(const char *path, void (*print)(FILE *out, const void *what),
-		     const void *what);
 
 /* ---- what follows from a report: bench_summary.c ---- */
 

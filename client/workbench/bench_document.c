@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* bench_document.c: reports as JSON, there and back, and as CSV. client/docs/bench.md is the schema. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <catalogue/backends.h>
 #include <specs/backend.h>
@@ -133,28 +131,6 @@ cJSON *bench_to_json(const struct bench_report *report)
 	return root;
 }
 
-int bench_write_file(const char *path, void (*print)(FILE *out, const void *what), const void *what)
-{
-	char *beside = NULL;
-	FILE *file = NULL;
-	bool written = false;
-
-	if (asprintf(&beside, "%s.%d", path, (int)getpid()) < 0)
-		return ctl_usage_error("out of memory");
-	file = fopen(beside, "we");
-	if (file) {
-		print(file, what);
-		written = !ferror(file);
-		written = fclose(file) == 0 && written && rename(beside, path) == 0;
-	}
-	if (!written) {
-		(void)fprintf(stderr, "fmhactl: %s: %s\n", path, strerror(errno));
-		(void)unlink(beside);
-	}
-	free(beside);
-	return written ? 0 : CTL_IO;
-}
-
 static void print_json(FILE *out, const void *what)
 {
 	cJSON *root = bench_to_json(what);
@@ -168,7 +144,7 @@ static void print_json(FILE *out, const void *what)
 
 int bench_write(const struct bench_report *report, const char *path)
 {
-	return bench_write_file(path, print_json, report);
+	return ctl_replace_file(path, print_json, report);
 }
 
 /* ---- CSV ---- */
@@ -269,7 +245,7 @@ static void print_csv(FILE *out, const void *what)
 
 int bench_write_csv(const struct bench_report *report, const char *path)
 {
-	return bench_write_file(path, print_csv, report);
+	return ctl_replace_file(path, print_csv, report);
 }
 
 /* ---- from JSON ---- */

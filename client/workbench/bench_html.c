@@ -225,5 +225,5 @@ static void print_html(FILE *out, const void *what)
 
 int bench_write_html(const struct bench_report *report, const char *path)
 {
-	return bench_write_file(path, print_html, report);
+	return ctl_replace_file(path, print_html, report);
 }
