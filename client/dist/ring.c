@@ -20,7 +20,6 @@ struct ring {
 	float *row_sum;       /* O or dQ so far */
 	float *lse, *some;    /* a call's; numbers on their way */
 	MPI_Request requests[4];
-	int n_requests;
 };
 
 static int ring_init(struct fmha_dist_plan *plan, struct ring *g, const struct call *call,

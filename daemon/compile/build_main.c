@@ -48,7 +48,6 @@ struct build {
 	uint64_t *seen;
 	size_t n_seen;
 	atomic_uint n_done, n_failed, n_spilling;
-	unsigned most_registers;
 	int is_terminal;
 };
 

@@ -63,7 +63,6 @@ typedef struct {
 } hipDeviceProp_t;
 
 #define hipStreamNonBlocking          0x01
-#define hipEventDisableTiming         0x02
 #define hipEventInterprocess          0x04
 #define hipIpcMemLazyEnablePeerAccess 0x01 /* the only flag; of HIP 5 it is 0 */
 #define hipStreamWaitValueGte         0x00

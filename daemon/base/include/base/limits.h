@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <proto/limits.h>
+
 /*
  * X(ID, key, when, default, least, most, help). when: a change is taken over when the configuration is
  * read again, or when the daemon starts. A default of 0 becomes what the machine offers. What each
@@ -23,10 +25,12 @@
 	  "one user's connections to one worker")                                                  \
 	X(HELLO_MS, hello_ms, RELOAD, 5000, 10, 3600000,                                           \
 	  "ms from connecting to hello, then the connection is closed")                            \
-	X(FRAME_BYTES, frame_bytes, RESTART, 65536, 4096, 65536, "bytes of a frame")               \
-	X(FRAME_BYTES_BEFORE_HELLO, frame_bytes_before_hello, RESTART, 4096, 64, 65536,            \
+	X(FRAME_BYTES, frame_bytes, RESTART, PROTO_MAX_FRAME, 4096, PROTO_MAX_FRAME,               \
+	  "bytes of a frame")                                                                      \
+	X(FRAME_BYTES_BEFORE_HELLO, frame_bytes_before_hello, RESTART,                             \
+	  PROTO_MAX_FRAME_BEFORE_HELLO, 64, PROTO_MAX_FRAME,                                       \
 	  "bytes of a frame of a connection that has not said hello")                              \
-	X(FDS_PER_MESSAGE, fds_per_message, RESTART, 4, 1, 64,                                     \
+	X(FDS_PER_MESSAGE, fds_per_message, RESTART, PROTO_MAX_FDS, 1, 64,                         \
 	  "descriptors that one message may bring")                                                \
 	X(FDS_PER_CONNECTION, fds_per_connection, RESTART, 64, 1, 4096,                            \
 	  "descriptors of one connection")                                                         \

@@ -21,7 +21,6 @@
 #include <stdint.h>
 
 #define KVPOOL_KEY_BYTES 32
-#define KVPOOL_MAX_PAGES (1u << 20)
 
 struct kvpool;
 

@@ -17,8 +17,6 @@
 
 #include <kvpool/kvpool.h>
 
-#define KVSPILL_NONE UINT32_MAX
-
 struct kvspill;
 
 struct kvspill_counts {
