@@ -151,37 +151,8 @@ static const struct fmha_tensor *tensor_at(const void *member, uint32_t role)
 	return (const struct fmha_tensor *)member + role;
 }
 
-static uint32_t load_u32(const void *at)
-{
-	uint32_t value;
-
-	memcpy(&value, at, sizeof(value));
-	return value;
-}
-
-static uint64_t load_u64(const void *at)
-{
-	uint64_t value;
-
-	memcpy(&value, at, sizeof(value));
-	return value;
-}
-
-static float load_f32(const void *at)
-{
-	float value;
-
-	memcpy(&value, at, sizeof(value));
-	return value;
-}
-
-static double load_f64(const void *at)
-{
-	double value;
-
-	memcpy(&value, at, sizeof(value));
-	return value;
-}
+/* A member, which lies where its type may. */
+#define LOAD(type, at) (*(const type *)(const void *)(at))
 
 /* Whether an optional field may be left out because the receiver restores its value. */
 static bool field_is_fallback(const struct field *field, const char *object, const void *at)
@@ -192,21 +163,21 @@ static bool field_is_fallback(const struct field *field, const char *object, con
 	case FIELD_U32:
 	case FIELD_BOOL:
 	case FIELD_ENUM:
-		return load_u32(at) == (uint32_t)field->fallback;
+		return LOAD(uint32_t, at) == (uint32_t)field->fallback;
 	case FIELD_I32:
-		return (int32_t)load_u32(at) == field->fallback;
+		return LOAD(int32_t, at) == field->fallback;
 	case FIELD_U64:
-		return load_u64(at) == (uint64_t)field->fallback;
+		return LOAD(uint64_t, at) == (uint64_t)field->fallback;
 	case FIELD_F32:
-		return field->fallback ? isnan(load_f32(at)) : load_f32(at) == 0;
+		return field->fallback ? isnan(LOAD(float, at)) : LOAD(float, at) == 0;
 	case FIELD_F64:
-		return load_f64(at) == 0;
+		return LOAD(double, at) == 0;
 	case FIELD_STRING:
 		return *(const char *)at == '\0';
 	case FIELD_BYTES:
 	case FIELD_ARRAY:
 	case FIELD_EXTENT:
-		return load_u32(object + field->count_offset) == 0;
+		return LOAD(uint32_t, object + field->count_offset) == 0;
 	case FIELD_STRIDE:
 		return memcmp(at, no_stride, sizeof(no_stride)) == 0;
 	case FIELD_TENSORS:
@@ -226,7 +197,7 @@ static int encode_number(struct writer *writer, const struct field *field, const
 {
 	bool is_signed = field->type == FIELD_I32;
 	bool is_wide = field->type == FIELD_U64 || field->type == FIELD_NUMBERS;
-	uint64_t value = is_wide ? load_u64(at) : load_u32(at);
+	uint64_t value = is_wide ? LOAD(uint64_t, at) : LOAD(uint32_t, at);
 
 	if (is_signed) {
 		int32_t number = (int32_t)value;
@@ -246,7 +217,7 @@ static int encode_number(struct writer *writer, const struct field *field, const
 static int encode_float(struct writer *writer, const struct field *field, const void *at,
 			const struct field_path *path, struct fmha_error *err)
 {
-	double value = field->type == FIELD_F32 ? (double)load_f32(at) : load_f64(at);
+	double value = field->type == FIELD_F32 ? (double)LOAD(float, at) : LOAD(double, at);
 
 	if (!isfinite(value))
 		return field_error(err, FMHA_EINVAL, path, "not a finite number");
@@ -377,13 +348,13 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 	case FIELD_STRING:
 		return encode_string(writer, field, at, path, err);
 	case FIELD_BOOL:
-		if (load_u32(at))
+		if (LOAD(uint32_t, at))
 			write_true(writer);
 		else
 			write_false(writer);
 		return 0;
 	case FIELD_BYTES:
-		n = load_u32(object + field->count_offset);
+		n = LOAD(uint32_t, object + field->count_offset);
 		if (n > field->size)
 			return field_error(err, FMHA_EINVAL, path, "%u bytes, more than %zu", n,
 					   field->size);
@@ -391,7 +362,7 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 		write_bin_body(writer, at, n);
 		return 0;
 	case FIELD_ENUM:
-		n = load_u32(at);
+		n = LOAD(uint32_t, at);
 		if (n >= field->names->n)
 			return field_error(err, FMHA_EINVAL, path, "%u is none of its values", n);
 		write_string(writer, field->names->names[n], strlen(field->names->names[n]));
@@ -399,7 +370,7 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 	case FIELD_STRUCT:
 		return field_encode(writer, field->table, at, field->anonymous ? NULL : path, err);
 	case FIELD_ARRAY:
-		n = load_u32(object + field->count_offset);
+		n = LOAD(uint32_t, object + field->count_offset);
 		return encode_array(writer, field, at, n, path, err);
 	case FIELD_TENSORS:
 		return encode_tensors(writer, field, at, err);
@@ -407,7 +378,7 @@ static int encode_value(struct writer *writer, const struct field *field, const 
 		return encode_stride(writer, (const int64_t *)at, role, path, err);
 	case FIELD_EXTENT:
 		return encode_extent(writer, (const int64_t *)at,
-				     load_u32(object + field->count_offset), role, path, err);
+				     LOAD(uint32_t, object + field->count_offset), role, path, err);
 	case FIELD_NUMBERS:
 		return encode_numbers(writer, field, at, path, err);
 	}

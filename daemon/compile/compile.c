@@ -48,15 +48,6 @@ struct helper_result {
 	uint32_t elapsed_ms;
 };
 
-/*
- * @code: borrowed, becomes HELPER_CODE_FD; -1: none
- * Return: 0, whatever the helper's exit status; FMHA_EIO (it cannot be started), FMHA_ETIMEDOUT,
- * FMHA_ECANCELED.
- */
-int helper_run(const struct compile_config *config, char *const argv[], int code,
-	       struct helper_result *ret_result, struct fmha_error *err);
-void helper_result_deinit(struct helper_result *result);
-
 #define DEFAULT_DEADLINE_MS 60000
 
 uint32_t compile_deadline_ms(const struct compile_config *config)
@@ -66,7 +57,7 @@ uint32_t compile_deadline_ms(const struct compile_config *config)
 
 #define MAX_OUTPUT_BYTES (1u << 20)
 
-void helper_result_deinit(struct helper_result *result)
+static void helper_result_deinit(struct helper_result *result)
 {
 	free(result->text[0]);
 	free(result->text[1]);
@@ -224,8 +215,13 @@ static int helper_talk(const struct compile_config *config, char *const argv[], 
 	return r < 0 ? fmha_error_set(err, r, "the build was cancelled") : 0;
 }
 
-int helper_run(const struct compile_config *config, char *const argv[], int code,
-	       struct helper_result *ret_result, struct fmha_error *err)
+/*
+ * @code: borrowed, becomes HELPER_CODE_FD; -1: none
+ * Return: 0, whatever the helper's exit status; FMHA_EIO (it cannot be started), FMHA_ETIMEDOUT,
+ * FMHA_ECANCELED.
+ */
+static int helper_run(const struct compile_config *config, char *const argv[], int code,
+		      struct helper_result *ret_result, struct fmha_error *err)
 {
 	struct helper_result result = {0};
 	int out[2], errors[2], r;
