@@ -33,8 +33,10 @@ int files_read_at(int fd, void *data, size_t size, off_t offset)
 
 		if (n < 0 && errno == EINTR)
 			continue;
+		if (n == 0)
+			errno = EIO; /* shrunk under us */
 		if (n <= 0)
-			return -1; /* shrunk under us, or an I/O error */
+			return -1;
 		done += (size_t)n;
 	}
 	return 0;
@@ -45,17 +47,19 @@ int files_read_all(int fd, void *data, size_t size)
 	return files_read_at(fd, data, size, 0);
 }
 
-/* @fd: a pipe, too. Return: 0, or -1 with errno. */
-static int files_write_all(int fd, const void *data, size_t size)
+int files_write_at(int fd, const void *data, size_t size, off_t offset)
 {
 	size_t done = 0;
 
 	while (done < size) {
-		ssize_t n = write(fd, (const char *)data + done, size - done);
+		ssize_t n = pwrite(fd, (const char *)data + done, size - done,
+				   offset + (off_t)done);
 
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < 0)
+		if (n == 0)
+			errno = EIO;
+		if (n <= 0)
 			return -1;
 		done += (size_t)n;
 	}
@@ -89,7 +93,7 @@ int files_publish(int dir, const char *temporary, const char *name, const void *
 	fd = files_open_beneath(dir, temporary, O_WRONLY | O_CREAT | O_EXCL, 0600);
 	if (fd < 0)
 		return -1;
-	if (files_write_all(fd, data, size) == 0 && fsync(fd) == 0 &&
+	if (files_write_at(fd, data, size, 0) == 0 && fsync(fd) == 0 &&
 	    renameat(dir, temporary, dir, name) == 0 && fsync(dir) == 0)
 		return 0;
 	saved = errno;

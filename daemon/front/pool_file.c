@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <files/files.h>
 #include <proto/cleanup.h>
 
 #include <base/clock.h>
@@ -107,38 +108,6 @@ static uint64_t checksum_of(const struct kvspill_copy *copy, const uint8_t *data
 	return sum;
 }
 
-static bool read_whole(int fd, void *data, size_t n, uint64_t at)
-{
-	for (size_t done = 0; done < n;) {
-		ssize_t r = pread(fd, (char *)data + done, n - done, (off_t)(at + done));
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r <= 0) {
-			errno = r == 0 ? EIO : errno;
-			return false;
-		}
-		done += (size_t)r;
-	}
-	return true;
-}
-
-static bool write_whole(int fd, const void *data, size_t n, uint64_t at)
-{
-	for (size_t done = 0; done < n;) {
-		ssize_t r = pwrite(fd, (const char *)data + done, n - done, (off_t)(at + done));
-
-		if (r < 0 && errno == EINTR)
-			continue;
-		if (r <= 0) {
-			errno = r == 0 ? EIO : errno;
-			return false;
-		}
-		done += (size_t)r;
-	}
-	return true;
-}
-
 /* Past the page cache, where the file system can do that: what is in it twice is memory that pools could have. */
 static int open_places(const struct pool_file *file)
 {
@@ -171,10 +140,11 @@ static int make_whole(const struct pool_file *file, int fd)
 	struct stat st;
 
 	if (fstat(fd, &st) == 0 && (uint64_t)st.st_size == bytes &&
-	    read_whole(fd, &there, sizeof(there), 0) && memcmp(&head, &there, sizeof(head)) == 0)
+	    files_read_at(fd, &there, sizeof(there), 0) == 0 &&
+	    memcmp(&head, &there, sizeof(head)) == 0)
 		return futimens(fd, NULL) < 0 ? errno : 0; /* the newest are kept */
 	if (ftruncate(fd, 0) < 0 || ftruncate(fd, (off_t)bytes) < 0 ||
-	    !write_whole(fd, &head, sizeof(head), 0))
+	    files_write_at(fd, &head, sizeof(head), 0) < 0)
 		return errno;
 	return 0;
 }
@@ -184,12 +154,12 @@ static int load(struct pool_file *file)
 {
 	_cleanup_(closep) int fd = open(file->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
 					0600);
-	uint64_t at = BLOCK + (uint64_t)file->n_loaded * sizeof(struct entry);
+	off_t at = BLOCK + (off_t)(file->n_loaded * sizeof(struct entry));
 	int r = fd < 0 ? errno : 0;
 
 	if (r == 0 && file->n_loaded == 0)
 		r = make_whole(file, fd);
-	if (r == 0 && !read_whole(fd, file->entries, file->n * sizeof(struct entry), at))
+	if (r == 0 && files_read_at(fd, file->entries, file->n * sizeof(struct entry), at) < 0)
 		r = errno;
 	return r;
 }
@@ -205,24 +175,24 @@ static uint32_t run_of(const struct pool_file *file, uint32_t i)
 	return n;
 }
 
-static uint64_t place_offset(const struct pool_file *file, uint32_t i)
+static off_t place_offset(const struct pool_file *file, uint32_t i)
 {
-	return places_at(file->n_places) + file->copies[i].place * file->pool->page_bytes;
+	return (off_t)(places_at(file->n_places) + file->copies[i].place * file->pool->page_bytes);
 }
 
 static bool read_run(struct pool_file *file, int fd, uint8_t *buffer, uint32_t i, uint32_t n)
 {
 	uint64_t bytes = file->pool->page_bytes;
 
-	if (!read_whole(fd, buffer, n * bytes, place_offset(file, i)))
+	if (files_read_at(fd, buffer, n * bytes, place_offset(file, i)) < 0)
 		return false;
 	for (uint32_t j = 0; j < n; j++) {
 		const struct kvspill_copy *copy = &file->copies[i + j];
 
 		file->good[i + j] = checksum_of(copy, buffer + j * bytes, bytes) ==
 					    copy->checksum &&
-				    write_whole(file->pool->fd, buffer + j * bytes, bytes,
-						copy->page * bytes);
+				    files_write_at(file->pool->fd, buffer + j * bytes, bytes,
+						   (off_t)(copy->page * bytes)) == 0;
 	}
 	return true;
 }
@@ -234,11 +204,12 @@ static bool write_run(struct pool_file *file, int fd, uint8_t *buffer, uint32_t 
 	for (uint32_t j = 0; j < n; j++) {
 		struct kvspill_copy *copy = &file->copies[i + j];
 
-		if (!read_whole(file->pool->fd, buffer + j * bytes, bytes, copy->page * bytes))
+		if (files_read_at(file->pool->fd, buffer + j * bytes, bytes,
+				  (off_t)(copy->page * bytes)) < 0)
 			return false;
 		copy->checksum = checksum_of(copy, buffer + j * bytes, bytes);
 	}
-	if (!write_whole(fd, buffer, n * bytes, place_offset(file, i)))
+	if (files_write_at(fd, buffer, n * bytes, place_offset(file, i)) < 0)
 		return false;
 	for (uint32_t j = 0; j < n; j++)
 		file->good[i + j] = true;
@@ -257,8 +228,9 @@ static int write_entries(struct pool_file *file)
 		struct entry entry = {.checksum = copy->checksum, .is_used = 1};
 
 		memcpy(entry.key, copy->key, sizeof(entry.key));
-		if (file->good[i] && !write_whole(fd, &entry, sizeof(entry),
-						  BLOCK + copy->place * sizeof(struct entry)))
+		if (file->good[i] &&
+		    files_write_at(fd, &entry, sizeof(entry),
+				   (off_t)(BLOCK + copy->place * sizeof(struct entry))) < 0)
 			return errno;
 	}
 	return 0;

@@ -10,11 +10,14 @@
  * no child inherits, or -1 with errno. */
 int files_open_beneath(int dir, const char *name, int flags, mode_t mode);
 
-/* From the file's start, wherever it was read before. Return: 0, or -1: shorter, or errno says. */
+/* From the file's start, wherever it was read before. Return: 0, or -1 with errno: EIO where it is shorter. */
 int files_read_all(int fd, void *data, size_t size);
 
 /* The same from @offset. */
 int files_read_at(int fd, void *data, size_t size, off_t offset);
+
+/* Return: 0, or -1 with errno. */
+int files_write_at(int fd, const void *data, size_t size, off_t offset);
 
 /* Gives a file that was written and synced its name, for good: the folder is synced, too. Return: 0, or -1 with errno. */
 int files_rename(const char *temporary, const char *path);
