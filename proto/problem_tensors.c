@@ -393,8 +393,7 @@ static int check_related_types(const struct fmha_problem *p, struct fmha_error *
 
 /* ---- where it lies ---- */
 
-/* Roles that this operation writes. */
-static bool is_written(const struct fmha_problem *p, enum fmha_tensor_role role)
+bool problem_writes(const struct fmha_problem *p, enum fmha_tensor_role role)
 {
 	switch (role) {
 	case FMHA_T_O:
@@ -466,7 +465,7 @@ static int check_strides(const struct fmha_problem *p, enum fmha_tensor_role rol
 		return r;
 	if (tensor->offset > UINT64_MAX - view.bytes)
 		return refuse(err, role, ".offset", "offset and extent overflow 64 bits");
-	if (view.bytes > 0 && is_written(p, role) &&
+	if (view.bytes > 0 && problem_writes(p, role) &&
 	    overlaps_itself(view.extent, view.stride, n_dims))
 		return refuse(err, role, ".stride", "elements of an output overlap");
 	return 0;
@@ -612,7 +611,7 @@ int problem_check_aliasing(const struct fmha_problem *p, struct fmha_error *err)
 	char rule[64];
 
 	for (uint32_t i = 0; i < FMHA_N_TENSORS; i++) {
-		if (!has(p, i) || !is_written(p, i) || !footprint_of(p, i, &written))
+		if (!has(p, i) || !problem_writes(p, i) || !footprint_of(p, i, &written))
 			continue;
 		for (uint32_t j = 0; j < FMHA_N_TENSORS; j++) {
 			if (j == i || !has(p, j) || p->tensor[j].buffer != p->tensor[i].buffer ||

@@ -17,26 +17,6 @@
 #define MAX_POSITIONS   16
 #define MAX_COMPARISONS 512 /* of a pair in all: a run makes them on the worker's loop */
 
-/* Which roles does the plan write? K and V when keys are appended. */
-static bool role_written(const struct fmha_problem *p, int role)
-{
-	switch (role) {
-	case FMHA_T_K:
-	case FMHA_T_V:
-		return p->seqlen_new > 0 && plan_present(p, FMHA_T_K_NEW);
-	case FMHA_T_O:
-	case FMHA_T_LSE:
-		return p->op != FMHA_BACKWARD;
-	case FMHA_T_RANDVAL:
-		return p->op != FMHA_BACKWARD;
-	case FMHA_T_K_DESCALE:
-	case FMHA_T_V_DESCALE:
-		return p->descale_computed;
-	default:
-		return proto_roles[role].output;
-	}
-}
-
 static void sort_axes(struct plan_view *view)
 {
 	for (int i = 1; i < view->n_axes; i++)
@@ -147,7 +127,7 @@ int views_build(struct plan *plan, struct fmha_error *err)
 			continue;
 		*view = (struct plan_view){
 			.role = (uint32_t)i,
-			.written = role_written(p, i),
+			.written = problem_writes(p, role),
 			.element_bytes = fmha_dtype_bytes(p->tensor[role].dtype),
 			.alignment = fmha_dtype_bytes(p->tensor[role].dtype),
 		};

@@ -61,6 +61,9 @@ extern const struct problem_field problem_fields[PROBLEM_N_FIELDS];
 /* The value of @field; of COUNTER and REAL whether it is not 0. */
 int64_t problem_field_value(const struct fmha_problem *problem, const struct problem_field *field);
 
+/* Whether the operation writes @role, which has been checked: a cache when there are new keys. */
+bool problem_writes(const struct fmha_problem *problem, enum fmha_tensor_role role);
+
 /* Lengths, prefix sums, page tables: integers that say where other tensors are read. */
 static inline bool fmha_role_is_index(uint32_t role)
 {
