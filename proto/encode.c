@@ -130,16 +130,6 @@ int proto_buffer_append(struct proto_buffer *buffer, const void *data, size_t n)
 	return 0;
 }
 
-void proto_buffer_consume(struct proto_buffer *buffer, size_t n)
-{
-	if (n >= buffer->size) {
-		buffer->size = 0;
-		return;
-	}
-	memmove(buffer->data, buffer->data + n, buffer->size - n);
-	buffer->size -= n;
-}
-
 void proto_buffer_deinit(struct proto_buffer *buffer)
 {
 	free(buffer->data);

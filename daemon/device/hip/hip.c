@@ -250,7 +250,6 @@ static const struct device_code_ops code_ops = {
 	.kernel_code = gpu_kernel_code,
 	.find_code = gpu_find_code,
 	.set_idle = gpu_set_idle,
-	.unload_idle = gpu_unload_idle,
 	.status = gpu_code_status,
 };
 

@@ -18,9 +18,6 @@ int proto_buffer_reserve(struct proto_buffer *buffer, size_t n);
 /* Appends @n bytes. Return: 0 or FMHA_ENOMEM. */
 int proto_buffer_append(struct proto_buffer *buffer, const void *data, size_t n);
 
-/* Drops the first @n bytes, such as those that a send() took. */
-void proto_buffer_consume(struct proto_buffer *buffer, size_t n);
-
 void proto_buffer_deinit(struct proto_buffer *buffer);
 
 #endif

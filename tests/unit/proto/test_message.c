@@ -263,7 +263,7 @@ static void an_error_has_no_result(void **state)
 	proto_buffer_deinit(&buffer);
 }
 
-static void buffers_grow_and_shrink(void **state)
+static void buffers_grow(void **state)
 {
 	struct proto_buffer buffer = {0};
 
@@ -272,11 +272,7 @@ static void buffers_grow_and_shrink(void **state)
 	for (int i = 0; i < 1000; i++)
 		assert_int_equal(proto_buffer_append(&buffer, &i, sizeof(i)), 0);
 	assert_int_equal(buffer.size, 4000);
-	proto_buffer_consume(&buffer, 3996);
-	assert_int_equal(buffer.size, 4);
-	assert_memory_equal(buffer.data, &(int){999}, 4);
-	proto_buffer_consume(&buffer, 5);
-	assert_int_equal(buffer.size, 0);
+	assert_memory_equal(buffer.data + 3996, &(int){999}, 4);
 	assert_int_equal(proto_buffer_reserve(&buffer, SIZE_MAX), FMHA_ENOMEM);
 	proto_buffer_deinit(&buffer);
 	assert_null(buffer.data);
@@ -295,7 +291,7 @@ int main(void)
 		cmocka_unit_test(what_cannot_be_sent_leaves_the_buffer_alone),
 		cmocka_unit_test(quoted_rubbish_is_sent_as_question_marks),
 		cmocka_unit_test(an_error_has_no_result),
-		cmocka_unit_test(buffers_grow_and_shrink),
+		cmocka_unit_test(buffers_grow),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -218,7 +218,6 @@ struct device_code_ops {
 	const struct device_code *(*kernel_code)(const struct device_kernel *kernel);
 	const struct device_code *(*find_code)(const struct device *device, const uint8_t *hash);
 	void (*set_idle)(struct device *device, uint64_t most, uint64_t most_bytes);
-	void (*unload_idle)(struct device *device);
 	struct device_code_status (*status)(const struct device *device);
 };
 
@@ -348,13 +347,6 @@ static inline void device_set_idle(struct device *device, uint64_t most, uint64_
 {
 	if (device_loads_code(device))
 		device->ops->code->set_idle(device, most, most_bytes);
-}
-
-/* All of those go: something lacks that they have. */
-static inline void device_unload_idle(struct device *device)
-{
-	if (device_loads_code(device))
-		device->ops->code->unload_idle(device);
 }
 
 /*
