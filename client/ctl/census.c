@@ -57,18 +57,13 @@ static int print_census(struct fmha_device *device, bool as_json)
 static int census(int argc, char **argv)
 {
 	struct ctl_target target = CTL_TARGET_INIT;
-	struct fmha_client *client;
-	struct fmha_device *device;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	int r = ctl_options(&ctl_census, argc, argv, &target, NULL, NULL);
 
 	if (r == 0)
 		r = ctl_open(&target, &client, &device);
-	if (r != 0)
-		return r;
-	r = print_census(device, target.json);
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
-	return r;
+	return r == 0 ? print_census(device, target.json) : r;
 }
 
 const struct ctl_command ctl_census = {

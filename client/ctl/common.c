@@ -202,6 +202,16 @@ int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
 	return 0;
 }
 
+void ctl_client_freep(struct fmha_client **client)
+{
+	*client = fmha_client_free(*client);
+}
+
+void ctl_device_freep(struct fmha_device **device)
+{
+	*device = fmha_device_free(*device);
+}
+
 int ctl_print_json(cJSON *json)
 {
 	char *text = cJSON_PrintUnformatted(json);
@@ -344,14 +354,11 @@ int ctl_read_file(const char *path, char **ret_text, size_t *ret_n)
 
 int ctl_ask_status(const struct ctl_target *target, char **ret_json)
 {
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	struct fmha_error err = {0};
-	struct fmha_client *client;
 	int r = ctl_connect(target, &client);
 
 	if (r != 0)
 		return r;
-	if (fmha_client_status(client, ret_json, &err) < 0)
-		r = ctl_error(&err);
-	client = fmha_client_free(client);
-	return r;
+	return fmha_client_status(client, ret_json, &err) < 0 ? ctl_error(&err) : CTL_OK;
 }

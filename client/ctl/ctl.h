@@ -16,6 +16,7 @@
 
 #include <cli/options.h>
 #include <fmha/fmha.h>
+#include <proto/cleanup.h>
 
 enum ctl_exit {
 	CTL_OK = 0,
@@ -135,6 +136,9 @@ int ctl_connect(const struct ctl_target *target, struct fmha_client **ret_client
 int ctl_ask_status(const struct ctl_target *target, char **ret_json);
 int ctl_open(const struct ctl_target *target, struct fmha_client **ret_client,
 	     struct fmha_device **ret_device);
+/* For _cleanup_. */
+void ctl_client_freep(struct fmha_client **client);
+void ctl_device_freep(struct fmha_device **device);
 
 /*
  * One line on stderr, redrawn, for work that takes longer than a second; nothing unless stderr is a

@@ -63,20 +63,17 @@ static int ping_peer(struct fmha_client *client, struct fmha_device *device, con
 
 static int ping_device(struct fmha_client *client, uint32_t index, int64_t count, cJSON *list)
 {
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	struct fmha_error err = {0};
-	struct fmha_device *device;
 	struct fmha_device_info info;
 	char name[192];
-	int r;
 
 	if (fmha_device_open(client, index, &device, &err) < 0 ||
 	    fmha_device_info(device, &info, &err) < 0)
 		return ctl_error(&err);
 	(void)snprintf(name, sizeof(name), "device %u (%s, %s)", info.device, info.backend,
 		       info.arch);
-	r = ping_peer(client, device, name, count, list);
-	device = fmha_device_free(device);
-	return r;
+	return ping_peer(client, device, name, count, list);
 }
 
 static int ping_all(struct fmha_client *client, const struct ctl_target *target, int64_t count,
@@ -111,7 +108,7 @@ static int ping_all(struct fmha_client *client, const struct ctl_target *target,
 static int ping(int argc, char **argv)
 {
 	struct request request = {.target = CTL_TARGET_INIT, .count = 10};
-	struct fmha_client *client;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	cJSON *list = NULL;
 	int r = ctl_options(&ctl_ping, argc, argv, &request.target, NULL, &request);
 
@@ -126,7 +123,6 @@ static int ping(int argc, char **argv)
 		r = ctl_print_json(list);
 	else
 		cJSON_Delete(list);
-	client = fmha_client_free(client);
 	return r;
 }
 

@@ -186,18 +186,14 @@ static int print_plan(const struct request *request, const char *json)
 
 static int explain_by_daemon(const struct request *request, char **ret_json)
 {
-	struct fmha_client *client;
-	struct fmha_device *device;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	const struct fmha_plan_options options = problem_plan_options(&request->kernels);
 	struct fmha_error err = {0};
 	int r = ctl_open(&request->target, &client, &device);
 
-	if (r != 0)
-		return r;
-	if (fmha_explain(device, &request->recipe.problem, &options, ret_json, &err) < 0)
+	if (r == 0 && fmha_explain(device, &request->recipe.problem, &options, ret_json, &err) < 0)
 		r = ctl_error(&err);
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
 	return r;
 }
 

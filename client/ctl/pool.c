@@ -65,14 +65,12 @@ static int list(const struct ctl_target *target)
 
 static int pool_drop_named(const struct ctl_target *target, const char *name)
 {
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	struct fmha_error err = {0};
-	struct fmha_client *client;
 	int r = ctl_connect(target, &client);
 
-	if (r != 0)
-		return r;
-	r = fmha_pool_drop(client, name, &err) < 0 ? ctl_error(&err) : CTL_OK;
-	client = fmha_client_free(client);
+	if (r == 0 && fmha_pool_drop(client, name, &err) < 0)
+		r = ctl_error(&err);
 	return r;
 }
 
@@ -80,9 +78,9 @@ static int pool_drop_named(const struct ctl_target *target, const char *name)
 static int share(const struct ctl_target *target, char **words)
 {
 	static const char *const accesses[] = {"none", "read", "write"};
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	uint8_t found[FMHA_POOL_SHARE_BYTES];
 	struct fmha_error err = {0};
-	struct fmha_client *client;
 	size_t access = 0;
 	char *end;
 	unsigned long uid = strtoul(words[1], &end, 10);
@@ -93,15 +91,11 @@ static int share(const struct ctl_target *target, char **words)
 	if (!*words[1] || *end || uid > UINT32_MAX || access == 3)
 		return ctl_usage_error("pool share: NAME UID none, read or write");
 	r = ctl_connect(target, &client);
-	if (r != 0)
-		return r;
-	r = fmha_pool_share(client, words[0], (uint32_t)uid, (enum fmha_pool_access)access, found,
-			    &err) < 0
-		    ? ctl_error(&err)
-		    : CTL_OK;
+	if (r == 0 && fmha_pool_share(client, words[0], (uint32_t)uid,
+				      (enum fmha_pool_access)access, found, &err) < 0)
+		r = ctl_error(&err);
 	for (size_t i = 0; r == CTL_OK && access > 0 && i < sizeof(found); i++)
 		(void)printf("%02x%s", found[i], i + 1 < sizeof(found) ? "" : "\n");
-	client = fmha_client_free(client);
 	return r;
 }
 

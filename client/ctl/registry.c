@@ -237,8 +237,8 @@ static int run_registry(int argc, char **argv)
 	const char *name = ctl_take_verb(&argc, &argv);
 	const struct verb *verb = find_verb(name);
 	struct request request = {.target = CTL_TARGET_INIT};
-	struct fmha_client *client;
-	struct fmha_device *device;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	int r = registry_parse(&request, argc, argv);
 
 	if (r != 0)
@@ -255,12 +255,7 @@ static int run_registry(int argc, char **argv)
 	if (verb->with_files)
 		return verb->with_files(request.operand, request.second, request.out);
 	r = ctl_open(&request.target, &client, &device);
-	if (r != 0)
-		return r;
-	r = verb->run(device, &request);
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
-	return r;
+	return r == 0 ? verb->run(device, &request) : r;
 }
 
 const struct ctl_command ctl_registry = {

@@ -222,17 +222,13 @@ static int list_devices(struct fmha_client *client, bool as_json)
 
 static int devices(int argc, char **argv)
 {
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	struct ctl_target target = CTL_TARGET_INIT;
-	struct fmha_client *client;
 	int r = ctl_options(&ctl_devices, argc, argv, &target, NULL, NULL);
 
 	if (r == 0)
 		r = ctl_connect(&target, &client);
-	if (r != 0)
-		return r;
-	r = list_devices(client, target.json);
-	client = fmha_client_free(client);
-	return r;
+	return r == 0 ? list_devices(client, target.json) : r;
 }
 
 const struct ctl_command ctl_status = {

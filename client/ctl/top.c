@@ -275,7 +275,7 @@ static int watch(const struct top *top, struct fmha_client *client)
 static int run_top(int argc, char **argv)
 {
 	struct top top = {.target = CTL_TARGET_INIT, .interval_s = 1};
-	struct fmha_client *client;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	int r = ctl_options(&ctl_top, argc, argv, &top.target, NULL, &top);
 
 	if (r != 0)
@@ -283,11 +283,7 @@ static int run_top(int argc, char **argv)
 	if (top.count == 0 && (top.target.json || !isatty(STDOUT_FILENO)))
 		top.count = 1;
 	r = ctl_connect(&top.target, &client);
-	if (r != 0)
-		return r;
-	r = watch(&top, client);
-	client = fmha_client_free(client);
-	return r;
+	return r == 0 ? watch(&top, client) : r;
 }
 
 const struct ctl_command ctl_top = {

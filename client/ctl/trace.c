@@ -144,19 +144,17 @@ static int watch(struct tracer *tracer)
 static int run_trace(int argc, char **argv)
 {
 	struct tracer tracer = {.target = CTL_TARGET_INIT, .seconds = 5, .path = "trace.json"};
-	struct fmha_client *client;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
 	int r = ctl_options(&ctl_trace, argc, argv, &tracer.target, NULL, &tracer);
 
 	if (r == 0)
 		r = ctl_connect(&tracer.target, &client);
-	if (r != 0)
-		return r;
-	r = open_devices(&tracer, client);
+	if (r == 0)
+		r = open_devices(&tracer, client);
 	if (r == CTL_OK)
 		r = watch(&tracer);
 	for (size_t i = 0; i < tracer.n_devices; i++)
 		tracer.devices[i] = fmha_device_free(tracer.devices[i]);
-	client = fmha_client_free(client);
 	return r;
 }
 

@@ -118,12 +118,7 @@ static int tune_recipe(struct tuning *tuning, struct recipe *recipe)
 
 	if (recipe_make(recipe, &err) < 0)
 		return ctl_error(&err);
-	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
-		struct fmha_tensor *tensor = &recipe->problem.tensor[role];
-
-		tensor->buffer = tensor->data ? role + 1 : 0;
-		tensor->data = NULL;
-	}
+	recipe_pretend_buffers(&recipe->problem);
 	return tune_one(tuning, &recipe->problem, NULL);
 }
 
@@ -264,11 +259,13 @@ static int tune_all(struct request *request)
 {
 	struct tuning tuning = {
 		.request = request, .progress = {.title = "tuning"}, .started_ns = ctl_now_ns()};
-	struct fmha_client *client;
-	int r = ctl_open(&request->target, &client, &tuning.device);
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
+	int r = ctl_open(&request->target, &client, &device);
 
 	if (r != 0)
 		return r;
+	tuning.device = device;
 	if (request->target.json)
 		tuning.list = cJSON_CreateArray();
 	if (request->census) {
@@ -285,8 +282,6 @@ static int tune_all(struct request *request)
 		warn_unless_kept(client);
 	}
 	cJSON_Delete(tuning.list);
-	tuning.device = fmha_device_free(tuning.device);
-	client = fmha_client_free(client);
 	return r;
 }
 

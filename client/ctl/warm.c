@@ -201,11 +201,13 @@ static int by_daemon(const struct request *request, struct fmha_problem *problem
 			    .problems = problems,
 			    .json = request->target.json,
 			    .progress = {.title = "warm"}};
-	struct fmha_client *client;
-	int r = ctl_open(target, &client, &work.device);
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
+	int r = ctl_open(target, &client, &device);
 
 	if (r != 0)
 		return r;
+	work.device = device;
 	work.options = (struct fmha_local_options){
 		.struct_size = sizeof(work.options),
 		.timeout_ms = target->timeout_ms ? target->timeout_ms : TIMEOUT_MS};
@@ -213,8 +215,6 @@ static int by_daemon(const struct request *request, struct fmha_problem *problem
 	if (r == CTL_OK && pack &&
 	    fmha_local_pack_write(work.device, problems, list->n, &work.options, pack, &err) < 0)
 		r = ctl_error(&err);
-	work.device = fmha_device_free(work.device);
-	client = fmha_client_free(client);
 	return r;
 }
 

@@ -385,9 +385,9 @@ static struct bench_device *part_of(struct bench_report *report,
 static int measure_on(struct request *request, uint32_t index, const struct bench_shapes *shapes)
 {
 	struct ctl_target *target = &request->options.target;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	struct fmha_device_info info;
-	struct fmha_client *client;
-	struct fmha_device *device;
 	struct bench_device *part;
 	struct fmha_error err = {0};
 	int r;
@@ -396,16 +396,11 @@ static int measure_on(struct request *request, uint32_t index, const struct benc
 	r = ctl_open(target, &client, &device);
 	if (r != 0)
 		return r;
-	if (fmha_device_info(device, &info, &err) < 0) {
-		r = ctl_error(&err);
-	} else {
-		part = part_of(&request->report, &info);
-		r = part ? measure_device(request, device, part, shapes)
-			 : ctl_usage_error("out of memory");
-	}
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
-	return r;
+	if (fmha_device_info(device, &info, &err) < 0)
+		return ctl_error(&err);
+	part = part_of(&request->report, &info);
+	return part ? measure_device(request, device, part, shapes)
+		    : ctl_usage_error("out of memory");
 }
 
 static int measure_all(struct request *request, const struct bench_shapes *shapes)

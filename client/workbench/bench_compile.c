@@ -45,9 +45,9 @@ static void plan_once(struct fmha_device *device, const struct pool *pool, size_
 
 static void *work(void *owner)
 {
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	struct pool *pool = owner;
-	struct fmha_client *client;
-	struct fmha_device *device;
 
 	if (ctl_open(&pool->options->target, &client, &device) != 0)
 		return NULL;
@@ -62,8 +62,6 @@ static void *work(void *owner)
 			break;
 		plan_once(device, pool, pool->wanted[at]);
 	}
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
 	return NULL;
 }
 

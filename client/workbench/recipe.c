@@ -9,8 +9,6 @@
 
 #define SCALE_BLOCK 128 /* rows and keys that share a scale factor, unless options say else */
 
-/* Says "there is one" before the buffer exists. */
-
 /* What a problem and a shape of a sweep both say, under one name. Sizes may be unsaid. */
 #define SIZES(X)        X(batch) X(nhead_q) X(nhead_k) X(seqlen_q) X(seqlen_k) X(hdim_q) X(hdim_v)
 #define MASK_OPTIONS(X) X(mask) X(window_left) X(window_right) X(sink_tokens)

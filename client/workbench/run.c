@@ -423,28 +423,24 @@ static int run_fill(struct run *run)
 
 static int run_on_device(struct run *run)
 {
-	struct fmha_client *client;
-	struct fmha_device *device;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	struct fmha_error err = {0};
 	int r = ctl_open(&run->target, &client, &device);
 
 	if (r != 0)
 		return r;
-	if (tensors_new(device, &run->problem, &run->tensors, &err) < 0) {
+	if (tensors_new(device, &run->problem, &run->tensors, &err) < 0)
+		return ctl_error(&err);
+	if (run_fill(run) < 0)
+		r = ctl_usage_error("out of memory");
+	else if (execute(run, device, &err) < 0)
 		r = ctl_error(&err);
-	} else {
-		if (run_fill(run) < 0)
-			r = ctl_usage_error("out of memory");
-		else if (execute(run, device, &err) < 0)
-			r = ctl_error(&err);
-		if (r == 0)
-			r = files_store(&run->files, &run->problem, &run->tensors);
-		if (r == 0)
-			r = report(run);
-		tensors_deinit(&run->tensors);
-	}
-	device = fmha_device_free(device);
-	client = fmha_client_free(client);
+	if (r == 0)
+		r = files_store(&run->files, &run->problem, &run->tensors);
+	if (r == 0)
+		r = report(run);
+	tensors_deinit(&run->tensors);
 	return r;
 }
 

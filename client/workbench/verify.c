@@ -543,7 +543,8 @@ static int verify(int argc, char **argv)
 			   .others = PTHREAD_RWLOCK_INITIALIZER,
 			   .lock = PTHREAD_MUTEX_INITIALIZER,
 			   .room = PTHREAD_COND_INITIALIZER};
-	struct fmha_client *client;
+	_cleanup_(ctl_client_freep) struct fmha_client *client = NULL;
+	_cleanup_(ctl_device_freep) struct fmha_device *device = NULL;
 	struct fmha_error err = {0};
 	int r;
 
@@ -552,17 +553,16 @@ static int verify(int argc, char **argv)
 		return ctl_run.run(argc, argv);
 	r = verify_parse(&v, argc, argv);
 	if (r == 0)
-		r = ctl_open(&v.target, &client, &v.device);
+		r = ctl_open(&v.target, &client, &device);
 	if (r != 0) {
 		cJSON_Delete(v.failures);
 		return r;
 	}
+	v.device = device;
 	if (v.local)
 		r = local_gpu_open(client, v.device, &v.gpu, &err);
 	r = r == 0 ? verify_all(&v) : ctl_error(&err);
 	v.gpu = local_gpu_free(v.gpu);
-	v.device = fmha_device_free(v.device);
-	client = fmha_client_free(client);
 	return r;
 }
 
