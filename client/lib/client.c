@@ -11,6 +11,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
+
 #define SYSTEM_SOCKET "/run/fmhad/fmhad.sock"
 
 static const char front_name[] = "the daemon";
@@ -43,7 +45,8 @@ static void sleep_ms(uint32_t ms)
 static int connect_path(const char *path, int64_t deadline, int *ret_fd, struct fmha_error *err)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int fd, r, flags;
+	_cleanup_(closep) int fd = -1;
+	int r, flags;
 
 	if (strlen(path) >= sizeof(address.sun_path))
 		return fmha_error_set_field(err, FMHA_EINVAL, "path",
@@ -61,27 +64,19 @@ static int connect_path(const char *path, int64_t deadline, int *ret_fd, struct 
 			break;
 		sleep_ms(2);
 	}
-	if (r < 0) {
-		int e = errno;
-
-		(void)close(fd);
-		if (e == EACCES || e == EPERM)
-			return fmha_error_set(err, FMHA_EPERM,
-					      "%.108s: %s: it is for members of its group (sudo "
-					      "usermod -aG fmha $USER, and log in again)",
-					      path, strerror(e));
-		if (e == EAGAIN)
-			return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: nobody accepts", path);
-		return fmha_error_set(err, FMHA_ECONN, "%s: %s", path, strerror(e));
-	}
+	if (r < 0 && (errno == EACCES || errno == EPERM))
+		return fmha_error_set(err, FMHA_EPERM,
+				      "%.108s: %s: it is for members of its group (sudo "
+				      "usermod -aG fmha $USER, and log in again)",
+				      path, strerror(errno));
+	if (r < 0 && errno == EAGAIN)
+		return fmha_error_set(err, FMHA_ETIMEDOUT, "%s: nobody accepts", path);
+	if (r < 0)
+		return fmha_error_set(err, FMHA_ECONN, "%s: %s", path, strerror(errno));
 	flags = fcntl(fd, F_GETFL);
-	if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0) {
-		int e = errno;
-
-		(void)close(fd);
-		return fmha_error_set(err, FMHA_EIO, "fcntl: %s", strerror(e));
-	}
-	*ret_fd = fd;
+	if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0)
+		return fmha_error_set(err, FMHA_EIO, "fcntl: %s", strerror(errno));
+	*ret_fd = take_fd(&fd);
 	return 0;
 }
 
@@ -189,7 +184,7 @@ static int open_front(void *owner, int64_t deadline, struct connection **ret_con
 {
 	struct fmha_client *client = owner;
 	struct fmha_client_info info = {0};
-	struct connection *c;
+	_cleanup_(connection_unrefp) struct connection *c = NULL;
 	int fd, r;
 
 	r = connect_any(client, deadline, &fd, info.path, err);
@@ -199,12 +194,11 @@ static int open_front(void *owner, int64_t deadline, struct connection **ret_con
 	if (r < 0)
 		return r;
 	r = say_hello(client, c, deadline, &info, err);
-	if (r < 0) {
-		c = connection_unref(c);
+	if (r < 0)
 		return r;
-	}
 	client->info = info;
 	*ret_connection = c;
+	c = NULL;
 	return 0;
 }
 
@@ -226,6 +220,11 @@ struct fmha_client *client_unref(struct fmha_client *client)
 	return NULL;
 }
 
+static void client_unrefp(struct fmha_client **client)
+{
+	(void)client_unref(*client);
+}
+
 static uint32_t spin_window(const struct fmha_client_options *options)
 {
 	if (!options || options->spin_us == 0)
@@ -239,8 +238,9 @@ static uint32_t spin_window(const struct fmha_client_options *options)
 int fmha_connect(const struct fmha_client_options *options, struct fmha_client **ret_client,
 		 struct fmha_error *err)
 {
+	_cleanup_(client_unrefp) struct fmha_client *made = NULL;
+	_cleanup_(connection_unrefp) struct connection *c = NULL;
 	struct fmha_client *client;
-	struct connection *c;
 	uint64_t generation;
 	int r;
 
@@ -260,6 +260,7 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 		free(client);
 		return r;
 	}
+	made = client;
 	client->refs = 1;
 	client->pid = getpid();
 	client->process = process_token();
@@ -270,18 +271,14 @@ int fmha_connect(const struct fmha_client_options *options, struct fmha_client *
 		       options && options->name ? options->name : program_invocation_short_name);
 	if (options && options->path) {
 		client->path = strdup(options->path);
-		if (!client->path) {
-			client = client_unref(client);
+		if (!client->path)
 			return fmha_error_set(err, FMHA_ENOMEM, "client: out of memory");
-		}
 	}
 	r = link_get(&client->front, client_deadline(client), &c, &generation, err);
-	if (r < 0) {
-		client = client_unref(client);
+	if (r < 0)
 		return r;
-	}
-	c = connection_unref(c);
 	*ret_client = client;
+	made = NULL;
 	return 0;
 }
 

@@ -86,6 +86,10 @@ struct connection *connection_ref(struct connection *connection);
 
 /* The last reference closes the socket. */
 struct connection *connection_unref(struct connection *connection);
+static inline void connection_unrefp(struct connection **connection)
+{
+	(void)connection_unref(*connection);
+}
 
 /* After a fork, in the child: closes the child's copy of the socket and touches nothing else. */
 void connection_drop_in_child(struct connection *connection);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <proto/cleanup.h>
+
 static const char worker_name[] = "the device's worker";
 
 /* Whether the daemon calls it failed, after several starts: then there is nothing to wait for. */
@@ -57,29 +59,28 @@ int device_open_worker(void *owner, int64_t deadline, struct connection **ret_co
 	struct fmha_device *device = owner;
 	struct proto_open_device_result opened;
 	struct fmha_client_info client_info;
-	struct connection *c;
-	int fd, flags, r;
+	_cleanup_(connection_unrefp) struct connection *c = NULL;
+	_cleanup_(closep) int fd = -1;
+	int flags, r;
 
 	r = ask_for_worker(device, deadline, &opened, &fd, err);
 	if (r < 0)
 		return r;
 	flags = fcntl(fd, F_GETFL);
-	if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0) {
-		(void)close(fd);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0)
 		return fmha_error_set(err, FMHA_EIO, "fcntl on the worker's socket failed");
-	}
-	r = connection_new(fd, FMHA_EDEVICE, worker_name, device->client->spin_us, &c, err);
+	r = connection_new(take_fd(&fd), FMHA_EDEVICE, worker_name, device->client->spin_us, &c,
+			   err);
 	if (r < 0)
 		return r;
 	r = fmha_client_info(device->client, &client_info, err);
-	if (r < 0) {
-		c = connection_unref(c);
+	if (r < 0)
 		return r;
-	}
 	c->max_in_flight = client_info.max_in_flight;
 	c->takes_descriptors = opened.device.descriptors;
 	device_info_from(&opened.device, &device->info);
 	*ret_connection = c;
+	c = NULL;
 	return 0;
 }
 

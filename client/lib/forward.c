@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include <proto/cleanup.h>
 #include <proto/problem.h>
 
 /* Stands for the arena in a staged problem until one is chosen; no buffer has this id. */
@@ -255,7 +256,7 @@ int fmha_merge_states(struct fmha_device *device, const struct fmha_problem *pro
 int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 		 const struct fmha_plan_options *options, char **ret_json, struct fmha_error *err)
 {
-	struct proto_plan_params *params;
+	_cleanup_(freep) struct proto_plan_params *params = NULL;
 	int r = client_check(device && problem && ret_json ? device->client : NULL, __func__, err);
 
 	if (r == 0)
@@ -271,10 +272,8 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 		r = problem_check(&params->problem, err);
 	if (r == 0)
 		r = plan_names(options, params->kernels, &params->n_kernels, err);
-	if (r < 0) {
-		free(params);
+	if (r < 0)
 		return r;
-	}
 	/* Nothing is read, so that any id will do, if every tensor has its own. */
 	for (uint32_t role = 0; role < FMHA_N_TENSORS; role++) {
 		struct fmha_tensor *tensor = &params->problem.tensor[role];
@@ -283,7 +282,5 @@ int fmha_explain(struct fmha_device *device, const struct fmha_problem *problem,
 			tensor->buffer = ARENA_ID - role;
 		tensor->data = NULL;
 	}
-	r = device_call_json(device, PROTO_EXPLAIN, params, ret_json, err);
-	free(params);
-	return r;
+	return device_call_json(device, PROTO_EXPLAIN, params, ret_json, err);
 }

@@ -114,11 +114,8 @@ int plan_new(struct fmha_device *device, const struct fmha_problem *problem,
 	if (!plan)
 		return fmha_error_set(err, FMHA_ENOMEM, "plan: out of memory");
 	r = plan_names(options, plan->kernels, &plan->n_kernels, err);
-	if (r < 0) {
-		free(plan);
-		return r;
-	}
-	r = timed_lock_init(&plan->at_worker.lock, err);
+	if (r == 0)
+		r = timed_lock_init(&plan->at_worker.lock, err);
 	if (r < 0) {
 		free(plan);
 		return r;
