@@ -28,7 +28,7 @@ struct plot {
 	struct axis x, y;
 };
 
-static double ctl_share(const struct axis *axis, double value)
+static double share_of(const struct axis *axis, double value)
 {
 	if (axis->log)
 		return (log(value) - log(axis->low)) / (log(axis->high) - log(axis->low));
@@ -37,12 +37,12 @@ static double ctl_share(const struct axis *axis, double value)
 
 static double at_x(const struct plot *plot, double value)
 {
-	return LEFT + ctl_share(&plot->x, value) * (WIDTH - LEFT - RIGHT);
+	return LEFT + share_of(&plot->x, value) * (WIDTH - LEFT - RIGHT);
 }
 
 static double at_y(const struct plot *plot, double value)
 {
-	return HEIGHT - BOTTOM - ctl_share(&plot->y, value) * (HEIGHT - TOP - BOTTOM);
+	return HEIGHT - BOTTOM - share_of(&plot->y, value) * (HEIGHT - TOP - BOTTOM);
 }
 
 /* 1, 2, 5, 10, 20, ... of @i = 0, 1, 2, 3, 4, ... */
