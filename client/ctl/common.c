@@ -66,6 +66,17 @@ int ctl_parse_int(const char *option, const char *text, int64_t min, int64_t max
 	return 0;
 }
 
+int ctl_parse_int32(const char *option, const char *text, int32_t min, int32_t max,
+		    int32_t *ret_value)
+{
+	int64_t value = 0;
+	int r = ctl_parse_int(option, text, min, max, &value);
+
+	if (r == 0)
+		*ret_value = (int32_t)value;
+	return r;
+}
+
 int ctl_parse_double(const char *option, const char *text, double *ret_value)
 {
 	double value;

@@ -71,6 +71,8 @@ int ctl_error(const struct fmha_error *err);
 /* Whole-string numbers inside [min, max]. Return: 0, or CTL_USAGE with a line naming @option. */
 int ctl_parse_int(const char *option, const char *text, int64_t min, int64_t max,
 		  int64_t *ret_value);
+int ctl_parse_int32(const char *option, const char *text, int32_t min, int32_t max,
+		    int32_t *ret_value);
 int ctl_parse_double(const char *option, const char *text, double *ret_value);
 
 /* One of @words, which a word without text ends. Return: 0, or CTL_USAGE with a line that lists

@@ -160,17 +160,15 @@ static const char *lasting(bool stored)
 static int do_set_priority(struct fmha_device *device, const struct request *request)
 {
 	struct fmha_error err = {0};
-	int64_t priority = 0;
+	int32_t priority = 0;
 	bool stored = false;
-	int r = ctl_parse_int("PRIORITY", request->second, INT32_MIN, INT32_MAX, &priority);
+	int r = ctl_parse_int32("PRIORITY", request->second, INT32_MIN, INT32_MAX, &priority);
 
 	if (r != 0)
 		return r;
-	if (fmha_registry_set_priority(device, request->operand, (int32_t)priority, &stored, &err) <
-	    0)
+	if (fmha_registry_set_priority(device, request->operand, priority, &stored, &err) < 0)
 		return ctl_error(&err);
-	(void)printf("%s: priority %lld%s\n", request->operand, (long long)priority,
-		     lasting(stored));
+	(void)printf("%s: priority %d%s\n", request->operand, priority, lasting(stored));
 	return CTL_OK;
 }
 

@@ -32,16 +32,6 @@ const struct cli_option problem_options[] = {
 	 CLI_OWN},
 	FMHA_PROBLEM_FIELDS(FIELD_ROWS) CLI_END};
 
-static int parse_int32(const char *option, const char *text, int32_t min, int32_t *ret)
-{
-	int64_t value = 0;
-	int r = ctl_parse_int(option, text, min, INT32_MAX, &value);
-
-	if (r == 0)
-		*ret = (int32_t)value;
-	return r;
-}
-
 static int parse_float(const char *option, const char *text, float *ret)
 {
 	double value = 0;
@@ -72,9 +62,9 @@ static int parse_window(const char *text, struct fmha_problem *problem)
 		return ctl_usage_error("--window '%s': two numbers, as in 128,0", text);
 	memcpy(left, text, (size_t)(comma - text));
 	left[comma - text] = '\0';
-	r = parse_int32("--window", left, -1, &problem->window_left);
+	r = ctl_parse_int32("--window", left, -1, INT32_MAX, &problem->window_left);
 	if (r == 0)
-		r = parse_int32("--window", comma + 1, -1, &problem->window_right);
+		r = ctl_parse_int32("--window", comma + 1, -1, INT32_MAX, &problem->window_right);
 	if (r == 0 && problem->mask == FMHA_MASK_NONE)
 		problem->mask = FMHA_MASK_BOTTOM_RIGHT;
 	return r;
@@ -164,7 +154,7 @@ static int parse_field(struct fmha_problem *p, enum problem_field_id id, const c
 	case PROBLEM_ABSENT_REAL:
 		return parse_float(name, value, at);
 	default:
-		return parse_int32(name, value, (int32_t)field->least, at);
+		return ctl_parse_int32(name, value, (int32_t)field->least, INT32_MAX, at);
 	}
 }
 
@@ -195,7 +185,7 @@ int problem_option(struct fmha_problem *p, int option, const char *value)
 		return parse_window(value, p);
 	case PROBLEM_OF_FIELD + PROBLEM_FIELD_page_size:
 	case PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_page_size: /* 0 is no size of a page */
-		return parse_int32("--page-size", value, 1, &p->page_size);
+		return ctl_parse_int32("--page-size", value, 1, INT32_MAX, &p->page_size);
 	case PROBLEM_ALIAS_OF_FIELD + PROBLEM_FIELD_scale:
 		/* CK's examples mean the default by 0, which is a scale */
 		r = parse_float("-scale_s", value, &p->scale);

@@ -121,16 +121,6 @@ const char *recipe_option_name(int option)
 
 /* ---- values ---- */
 
-static int parse_size(const char *name, const char *text, int32_t least, int32_t *ret)
-{
-	int64_t value = 0;
-	int r = ctl_parse_int(name, text, least, INT32_MAX, &value);
-
-	if (r == 0)
-		*ret = (int32_t)value;
-	return r;
-}
-
 /* "1024" or "1024,77,512". */
 static int parse_list(const char *name, const char *text, struct recipe_list *ret)
 {
@@ -201,8 +191,8 @@ static int parse_real(const char *name, const char *text, struct recipe_list *li
 
 static int parse_switch(const char *name, const char *text, bool *ret)
 {
-	int64_t value = 1;
-	int r = text ? ctl_parse_int(name, text, 0, 1, &value) : 0;
+	int32_t value = 1;
+	int r = text ? ctl_parse_int32(name, text, 0, 1, &value) : 0;
 
 	if (r == 0)
 		*ret = value != 0;
@@ -270,14 +260,14 @@ static int parse_types(const char *name, const char *text, struct recipe *recipe
 static int parse_bias(const char *text, struct recipe *recipe)
 {
 	const char *rank = text ? strchr(text, ':') : NULL;
-	int64_t number = text ? 0 : 2;
-	int r = rank ? ctl_parse_int("-bias", rank + 1, 0, 2, &number) : 0;
+	int32_t number = text ? 0 : 2;
+	int r = rank ? ctl_parse_int32("-bias", rank + 1, 0, 2, &number) : 0;
 
 	if (r != 0)
 		return r;
 	recipe->want[FMHA_T_BIAS] = !text || text[0] == 'e';
 	recipe->want[FMHA_T_ALIBI_SLOPES] = text && text[0] == 'a';
-	recipe->bias_rank = (int32_t)number;
+	recipe->bias_rank = number;
 	recipe->alibi_per_batch = number > 0;
 	if (text && !strchr("nea", text[0]))
 		return ctl_usage_error("-bias '%s': n, e[:0|1|2] or a[:1]", text);
@@ -340,7 +330,8 @@ static int parse_size_option(struct recipe *recipe, int option, const char *valu
 	recipe->batch_given |= option == OPTION_BATCH;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		if (sizes[i].option == option)
-			return parse_size(sizes[i].name, value, sizes[i].least, sizes[i].field);
+			return ctl_parse_int32(sizes[i].name, value, sizes[i].least, INT32_MAX,
+					       sizes[i].field);
 	return CTL_USAGE;
 }
 

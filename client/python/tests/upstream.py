@@ -405,9 +405,10 @@ def run_all(options, command, cases, results):
     [t.join() for t in threads]
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", default=os.environ.get("FLASH_ATTN_TESTS"))
+def parser_of(description, file, only):
+    """The options that every script of upstream's tests takes."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("file", nargs="?", default=file)
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -415,12 +416,17 @@ def parse():
     parser.add_argument("--kernels", type=int, default=0, help="0: each case has its own")
     parser.add_argument("--seconds", type=float, default=math.inf, help="then it stops and reports")
     parser.add_argument("--case-seconds", type=float, default=300)
-    parser.add_argument("--max-keys", type=int, default=None, help="default: 1024 on the CPU")
-    parser.add_argument("--max-gflop", type=float, default=15, help="of a case, on the CPU")
-    parser.add_argument("--only", action="append", help="this test function")
+    parser.add_argument("--only", action="append", help=only)
     parser.add_argument("--repeat", action="append", help="this case alone")
     parser.add_argument("--config", help="keys of fmhad.json for the daemon")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse():
+    parser = parser_of(__doc__, os.environ.get("FLASH_ATTN_TESTS"), "this test function")
+    parser.add_argument("--max-keys", type=int, default=None, help="default: 1024 on the CPU")
+    parser.add_argument("--max-gflop", type=float, default=15, help="of a case, on the CPU")
     options = parser.parse_args()
     if not options.file:
         parser.error("which file? Give flash-attention's tests/test_flash_attn.py, or set FLASH_ATTN_TESTS")

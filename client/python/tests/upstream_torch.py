@@ -15,11 +15,9 @@ many test torch's own math, or what torch refuses. --kernels draws K settings bu
 A case that fails is run again without fmhad: what fails there too is not counted as failed here, but told. --without runs all cases
 without fmhad. Exits with 1 when a case failed, or none was served.
 """
-import argparse
 import ast
 import collections
 import contextlib
-import datetime
 import importlib.util
 import json
 import math
@@ -198,20 +196,8 @@ def run_all(options, command, cases, results):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", default=os.environ.get("TORCH_TESTS"))
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--jobs", type=int, default=1, help="workers; of a GPU they share it")
-    parser.add_argument("--kernels", type=int, default=0, help="0: each case has its own")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="then it stops and reports")
-    parser.add_argument("--case-seconds", type=float, default=300)
-    parser.add_argument("--only", action="append", help="functions whose names have this in them")
-    parser.add_argument("--repeat", action="append", help="this case alone")
-    parser.add_argument("--config", help="keys of fmhad.json for the daemon")
+    parser = upstream.parser_of(__doc__, os.environ.get("TORCH_TESTS"), "functions whose names have this in them")
     parser.add_argument("--without", action="store_true", help="torch's own kernels")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.file:
         parser.error("which file? Give torch's test/test_transformers.py, or set TORCH_TESTS")
