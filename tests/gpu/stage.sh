@@ -10,7 +10,7 @@ rm -rf $to
 mkdir -p $to/daemon/front $to/libexec/fmhad $to/share/fmhad $to/bin $to/lib/fmhad $to/python $to/tests/gpu
 cp "$from"/daemon/front/{fmhad,guard_gpu} $to/daemon/front/
 cp "$from"/daemon/front/fmhad-cuda.so $to/lib/fmhad/
-cp "$from"/daemon/compile/fmhad-compile $to/libexec/fmhad/
+cp "$from"/daemon/compile/fmhad-{compile,build} $to/libexec/fmhad/
 ln -s ../../../../specs ../../../../kernels $to/share/fmhad/
 find "$from" \( -name fmhactl -o -name bench_rpc -o -name bench_local -o -name bench_cpu -o -name "test_cpu_*" \
     -o -name "test_dispatch_*" \) -type f \

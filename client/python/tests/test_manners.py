@@ -124,6 +124,23 @@ def test_a_daemon_that_ended_is_started_anew():
     assert done.returncode == 0, done.stderr
 
 
+REFUSED = """
+import fmha
+try:
+    fmha.start(config={"compile": {"jobs": "many"}}, timeout=100)
+except fmha.UnreachableError as error:
+    print(error)
+"""
+
+
+def test_a_daemon_that_ends_at_its_start_is_told_at_once():
+    """With the end of its log, not after all the time that it was given."""
+    environment = {k: v for k, v in os.environ.items() if k != "FMHAD_SOCKET"}
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=50,
+                          env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert "compile.jobs: must be" in done.stdout, done.stdout + done.stderr
+
+
 FORBIDDEN = """
 import os, sys
 import numpy as np

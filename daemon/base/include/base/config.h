@@ -39,6 +39,7 @@ struct config_device {
 };
 
 #define CONFIG_FILE_BYTES 256
+#define CONFIG_FOLDERS_BYTES 2048 /* between colons: those of a virtual environment are many */
 
 /* How the front compiles kernels for GPUs; empty strings: where they are installed. */
 struct config_compile {
@@ -48,7 +49,7 @@ struct config_compile {
 	char helper[CONFIG_FILE_BYTES];  /* fmhad-compile */
 	char clang[CONFIG_FILE_BYTES];   /* command; default: the first found */
 	char linker[CONFIG_FILE_BYTES];  /* command; default: clang links itself */
-	char library_path[CONFIG_FILE_BYTES]; /* LD_LIBRARY_PATH of the helper */
+	char library_path[CONFIG_FOLDERS_BYTES]; /* LD_LIBRARY_PATH of the helper */
 	uint32_t jobs; /* builds at a time; from 2 on, the last one is for another user than the
 			  others; 0: half of the cores, and that one */
 	uint32_t deadline_ms; /* of one build */
