@@ -60,8 +60,8 @@ def kernels(fmhactl, arch, units, problems):
     """Of problems that differ in nothing but lengths and heads the first one tells."""
     names, seen = set(), set()
     for problem in problems:
-        kind = (problem.get("op"), problem.get("page_size"), problem["hdim_q"], "mask" in problem,
-                problem["nhead_q"] == problem["nhead_k"], problem["seqlen_q"] <= 8)
+        kind = (problem.get("op"), problem.get("page_size"), problem["hdim_q"], problem["hdim_v"], "mask" in problem,
+                "logits_soft_cap" in problem, problem.get("mode"), problem["nhead_q"] == problem["nhead_k"], problem["seqlen_q"] <= 8)
         if kind not in seen:
             seen.add(kind)
             splits = [None] if problem.get("op") else [1, 4]
@@ -130,10 +130,14 @@ def flags_of(problem, splits=None):
     flags = (["backward"] if problem.get("op") == "backward" else ["forward"])
     flags += [f"--batch={problem['batch']}", f"--heads-q={problem['nhead_q']}",
               f"--heads-k={problem['nhead_k']}", f"--seqlen-q={problem['seqlen_q']}",
-              f"--seqlen-k={problem['seqlen_k']}", f"--hdim={problem['hdim_q']}",
+              f"--seqlen-k={problem['seqlen_k']}", f"--hdim={problem['hdim_q']}", f"--hdim-v={problem['hdim_v']}",
               f"--dtype={problem['tensors']['q']['dtype']}"]
     if "mask" in problem:
         flags.append("--causal")
+    if problem.get("mode") == "group":
+        flags += ["--group", "--lengths=equal"]
+    if "logits_soft_cap" in problem:
+        flags.append(f"--softcap={problem['logits_soft_cap']}")
     if problem.get("page_size"):
         flags.append(f"--page-size={problem['page_size']}")
     if splits is not None and problem.get("op") != "backward":
