@@ -4,7 +4,7 @@
 FlashAttention-4 where libraries.py finds them. On one card, in one process, through the Python package.
 
     FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/beside.py [--kind WORD ...] [--match TEXT] [--json FILE]
-    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/beside.py --first        the first call of a shape on a machine that has compiled nothing
+    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/beside.py --first [--match TEXT]    the first call of a shape on a machine that has compiled nothing
     ncu --profile-from-start off ... python3 tests/gpu/beside.py --match TEXT --once     each way once, between the profiler's marks
 
 Forward's and decode's times are of CUDA graphs, taken in turns, medians, with inputs rotated where caches would hold them; backward's are of
@@ -24,6 +24,9 @@ import torch
 
 import gpu_timer
 import libraries
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import fmhad  # noqa: E402
 
 CACHE_BYTES = 160 << 20  # inputs of all sets together are more than any cache
 DIFFER = {"bf16": 2e-2, "e4m3": 8e-2, "backward": 4e-2}  # of the largest element
@@ -268,7 +271,8 @@ def first_call(index):
         import fmha
 
         fmha.start(config={"tuning": {"automatic": False}, "compile": {
-            "cache": os.environ["FMHA_FIRST_CACHE"], "library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib")}}, timeout=60)
+            "cache": os.environ["FMHA_FIRST_CACHE"], "library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib"),
+            **({"layer": os.environ["FMHA_FIRST_PACK"]} if "FMHA_FIRST_PACK" in os.environ else {})}}, timeout=60)
         import fmha.torch
         tiny = torch.zeros(1, 64, 1, 64, device="cuda", dtype=torch.float16)
         fmha.attention(tiny, tiny, tiny)  # the service has opened its device
@@ -279,20 +283,33 @@ def first_call(index):
     return print(f"{time.perf_counter() - begin:.2f}")
 
 
-def first_calls():
-    print("first call, s, cold | again from the cache")
+def first_call_of(number, way, **environment):
+    """What another process says of its first call."""
+    done = subprocess.run([sys.executable, __file__, "--first-call", f"{number},{way}"], env={**os.environ, **environment},
+                          capture_output=True, text=True, check=False)
+    return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else done.stderr[-200:]
+
+
+def write_pack(cache, pack):
+    """What a cache has, as it is shipped; builds nothing, since no kernel has that head dim."""
+    major, minor = torch.cuda.get_device_capability()
+    subprocess.run([fmhad.find_program("fmhactl"), "build", "--arch", f"sm_{major}{minor}a", "--cache", cache,
+                    "--filter", "hdim_q == 7", "--pack", pack, "--library-path", os.environ.get("LD_LIBRARY_PATH", "/usr/lib")],
+                   stdout=subprocess.DEVNULL, check=True)
+
+
+def first_calls(match):
+    print("first call, s, cold | again from the cache | from a pack")
     for number, c in enumerate(FIRST):
-        said = []
-        for way in ("ours", "FA4"):
-            with tempfile.TemporaryDirectory() as folder:
-                environment = {**os.environ, "FMHA_FIRST_CACHE": folder, "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": folder}
-                found = []
-                for _ in range(2 if way == "ours" else 1):
-                    done = subprocess.run([sys.executable, __file__, "--first-call", f"{number},{way}"], env=environment,
-                                          capture_output=True, text=True, check=False)
-                    found.append(done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else done.stderr[-200:])
-                said.append(f"{way} {' | '.join(found)}")
-        print(f"{c}: " + ", ".join(said), flush=True)
+        if match not in str(c):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            cache, own, pack, theirs = (os.path.join(folder, name) for name in ("cache", "own", "pack", "theirs"))
+            ours_said = [first_call_of(number, "ours", FMHA_FIRST_CACHE=cache) for _ in range(2)]
+            write_pack(cache, pack)
+            ours_said.append(first_call_of(number, "ours", FMHA_FIRST_CACHE=own, FMHA_FIRST_PACK=pack))
+            print(f"{c}: ours {' | '.join(ours_said)}, FA4 {first_call_of(number, 'FA4', FLASH_ATTENTION_CUTE_DSL_CACHE_DIR=theirs)}",
+                  flush=True)
 
 
 def main():
@@ -308,7 +325,7 @@ def main():
     if a.first_call:
         return first_call(a.first_call)
     if a.first:
-        return first_calls()
+        return first_calls(a.match)
     lines, begin = [], time.monotonic()
     for c in CELLS:
         if a.match not in str(c) or a.kind and c.kind not in a.kind or time.monotonic() - begin > a.seconds:
