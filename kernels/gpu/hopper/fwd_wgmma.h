@@ -356,8 +356,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return true;
 	}
 
-	/* This block's next piece, back and forth over the blocks, so that each gets long and short
-	 * ones. */
+	/*
+	 * This block's next piece, back and forth over the blocks, so that each gets long and short
+	 * ones. Of packed splits every other block takes its own in the opposite order: what long
+	 * ones wait for are products, and decodes beside them wait for memory, so that at any time
+	 * half of the blocks leave to the others what those want.
+	 */
 	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
 	{
 		i32 n_blocks = (i32)gridDim.x;
@@ -371,6 +375,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 					     ? grid_pieces(&a, tile_rows(), this->n_heads())
 					     : n_heads * tiles_of_head();
 
+			if constexpr (C::SPLIT)
+				if (a.sequences.seqstart_q && block_id_x() & 1) {
+					i32 round = ceil_div(pieces, n_blocks) - 1 - at->round;
+
+					number = round * n_blocks +
+						 (round & 1 ? n_blocks - 1 - block_id_x()
+							    : block_id_x());
+				}
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
 
@@ -1227,6 +1239,27 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			named_arrive(TURN_BARRIER + (warpgroup() + 1) % GROUPS, 2 * GROUP_THREADS);
 	}
 
+	/* Of a warpgroup without rows in the piece: tiles come and go as the others read them. */
+	METHOD void pass_by(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values,
+			    QueryRing &queries) const
+	{
+		barrier_wait(q_full(queries.stage), queries.parity);
+		release(q_empty(queries.stage));
+		queries.next();
+		for (i32 n = tiles.count; n > 0; n--) {
+			if (n < tiles.count) {
+				take_turn();
+				give_turn();
+			}
+			barrier_wait(k_full(keys.stage), keys.parity);
+			release(k_empty(keys.stage));
+			keys.next();
+			barrier_wait(v_full(values.stage), values.parity);
+			release(v_empty(values.stage));
+			values.next();
+		}
+	}
+
 	METHOD void walk(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values,
 			 QueryRing &queries)
 	{
@@ -1327,6 +1360,30 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return results;
 	}
 
+	/* The last product is under way when this returns. */
+	METHOD WgmmaRows begin_piece(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values,
+				     QueryRing &queries)
+	{
+		make_modifiers();
+		o.zero();
+		rows.init();
+		if (C::DROPOUT && a.dropout.randval.data)
+			store_randval<C>(*this);
+		walk(tiles, keys, values, queries);
+		return finish_rows();
+	}
+	METHOD void end_piece(const WgmmaRows &results, KeyRing &values)
+	{
+		wgmma_wait<0>();
+		settle(o.t[0]);
+		release(v_empty(values.stage));
+		values.next();
+		if (C::SPLIT && a.o_acc)
+			Values::store_floats(o, results, a.hdim_v);
+		else
+			Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
+	}
+
 	METHOD void multiply()
 	{
 		KeyRing keys = {0, 0}, values = {0, 0};
@@ -1337,23 +1394,21 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		wave_m = wave_id();
 		if (TURNS && warpgroup() == GROUPS - 1)
 			give_turn();
-		for (bool more = next_piece(&at, &tiles); more;) {
-			make_modifiers();
-			o.zero();
-			rows.init();
-			if (C::DROPOUT && a.dropout.randval.data)
-				store_randval<C>(*this);
-			walk(tiles, keys, values, queries);
-			WgmmaRows results = finish_rows();
-			more = next_piece(&at, &tiles);
-			wgmma_wait<0>();
-			settle(o.t[0]);
-			release(v_empty(values.stage));
-			values.next();
-			if (C::SPLIT && a.o_acc)
-				Values::store_floats(o, results, a.hdim_v);
-			else
-				Values::store(o, results, a.hdim_v, a.o_dtype, lane_anew());
+		if constexpr (C::SPLIT) {
+			/* Nothing is under way where the two ways meet: ptxas would end it there. */
+			while (next_piece(&at, &tiles))
+				if (row_of(warpgroup() * 64) > last_row())
+					pass_by(tiles, keys, values, queries);
+				else
+					end_piece(begin_piece(tiles, keys, values, queries),
+						  values);
+		} else {
+			for (bool more = next_piece(&at, &tiles); more;) {
+				const WgmmaRows results = begin_piece(tiles, keys, values, queries);
+
+				more = next_piece(&at, &tiles);
+				end_piece(results, values);
+			}
 		}
 	}
 
