@@ -38,7 +38,7 @@ struct config_device {
 	uint32_t roof_gbs, roof_gflops_f32, roof_gflops_f16, roof_gflops_fp8;
 };
 
-#define CONFIG_FILE_BYTES 256
+#define CONFIG_FILE_BYTES    256
 #define CONFIG_FOLDERS_BYTES 2048 /* between colons: those of a virtual environment are many */
 
 /* How the front compiles kernels for GPUs; empty strings: where they are installed. */
