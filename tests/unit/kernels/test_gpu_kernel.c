@@ -382,7 +382,14 @@ static void latents_fill_hopper(void **state)
 					       {.dtype = ABI_BF16, .mask_data = 1},
 					       {.dtype = ABI_BF16, .narrow = 1},
 					       {.dtype = ABI_E4M3},
-					       {.dtype = ABI_BF16, .chosen = 1, .mask = 1}};
+					       {.dtype = ABI_BF16, .chosen = 1, .mask = 1},
+					       {.dtype = ABI_BF16, .narrow = 2, .latent_fp8 = 1}};
+	static const struct traits coded[] = {
+		{.dtype = ABI_BF16, .narrow = 1, .latent_fp8 = 1, .mask = 1},
+		{.dtype = ABI_F16, .narrow = 1, .latent_fp8 = 1, .paged = 1},
+		{.dtype = ABI_F16, .narrow = 1, .latent_fp8 = 1, .paged = 1, .chosen = 1}};
+	const struct traits coded_shares = {
+		.dtype = ABI_BF16, .narrow = 1, .latent_fp8 = 1, .paged = 1, .shares = 1};
 	const struct traits chosen = {.dtype = ABI_BF16, .paged = 1, .chosen = 1},
 			    chosen_shares = {
 				    .dtype = ABI_BF16, .paged = 1, .chosen = 1, .shares = 1};
@@ -399,6 +406,9 @@ static void latents_fill_hopper(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD_PAGEDKV, &chosen, &latents, &k), 0);
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen, &latents, &k), 0);
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen_shares, &latents, &k), 1);
+	for (size_t i = 0; i < sizeof(coded) / sizeof(coded[0]); i++)
+		assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &coded[i], &latents, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &coded_shares, &latents, &k), 1);
 	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &latents, &k), 1);
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
 		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &latents, &k), 1);
