@@ -532,11 +532,17 @@ static void merges_of_many_parts_share_a_row(void **state)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		int rows = 16 / cases[i].waves;
 
-		assert_int_equal(grid_combine_waves(cases[i].n_parts, 16), cases[i].waves);
 		combine.n_splits = cases[i].n_parts;
+		assert_int_equal(grid_combine_waves(&combine, 32, 16), cases[i].waves);
 		assert_int_equal(gpu_kernel_grid(&k, 132, &combine, grid), 0);
 		assert_int_equal(grid[0], (40 + rows - 1) / rows);
 	}
+	/* Rows that fill the card have a wave each, those that half do two. */
+	combine.n_splits = 64;
+	combine.sequences.batch = 52;
+	assert_int_equal(grid_combine_waves(&combine, 32, 16), 1);
+	combine.sequences.batch = 26;
+	assert_int_equal(grid_combine_waves(&combine, 32, 16), 2);
 }
 
 /* Its blocks may begin while the stage before still runs: whose kernel waits for that itself. */
