@@ -277,7 +277,7 @@ static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 9
 #define FLAGS(pipeline, pack)                                                                      \
 	((pack ? SPEC_PACKS_HEADS : 0) |                                                           \
 	 (pack && pipeline < GPU_WGMMA ? SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |                      \
-	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN : 0) |                          \
+	 (pipeline == GPU_LATENT ? SPEC_LATENTS_ONLY | SPEC_CHOSEN | SPEC_LATENT_FP8 : 0) |        \
 	 (pipeline <= GPU_SCALAR_PACK ? SPEC_NO_MATRIX : 0) |                                      \
 	 (pipeline == GPU_WGMMA || pipeline == GPU_LATENT || pipeline == GPU_WIDE                  \
 		  ? SPEC_WARPGROUPS                                                                \

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Latents' kernels (fwd_latent.h, and the general loop) by themselves: checked against float64, timed against others.
 
-    python3 tests/gpu/latent.py build DIR [--match TEXT]       # needs NVRTC, no GPU
-    python3 tests/gpu/latent.py run DIR [--match TEXT] [--no-check] [--no-bench]
+    python3 tests/gpu/latent.py build DIR [--match TEXT] [--no-general]       # needs NVRTC, no GPU
+    python3 tests/gpu/latent.py run DIR [--match TEXT] [--no-general] [--no-check] [--no-bench]
     python3 tests/gpu/latent.py sanitize DIR [--match TEXT]    # compute-sanitizer
 
 `run` needs a Hopper GPU and PyTorch. A time is the median of several replays of a graph of launches, each with its combine, on inputs
@@ -21,12 +21,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import abi  # noqa: E402
 import cuda_device  # noqa: E402
 import libraries  # noqa: E402
+from cases import LATENT_FP8  # noqa: E402
 from decode import combine_of, merge_args, round_up  # noqa: E402
 from gpu_timer import compare_graphs, copy_rate  # noqa: E402
 from hopper import tensor_of  # noqa: E402
 
 ARCH = "sm_90a"
 D, DV = 576, 512
+CODED, BLOCK, FP8_BYTES = 512, 128, 656  # a latent of fp8: codes, of which so many have a factor; with those and the rest as bf16
 LATENT, GENERAL = ("gpu_latent", (64, 64, 4, 2, 1)), ("gpu_mma_pack", (64, 32, 4, 1, 1))
 GENERAL_FEW = ("gpu_mma_pack", (16, 64, 1, 4, 1))
 MOST_ERROR = {abi.BF16: 6e-3, abi.F16: 1e-3}
@@ -52,6 +54,7 @@ class Case:
     dtype: int = abi.BF16
     topk: int = 0  # keys that each row has chosen
     slots: bool = False  # those by their places in the pages, without tables
+    fp8: bool = False  # latents of 656 bytes
     wild: str = ""  # entries that name no key: "padding", "mixed", "rows" without any, or "all"
 
     def __str__(self):
@@ -74,7 +77,7 @@ class Case:
         return 2 * (D + DV) * self.heads * seen
 
     def bytes(self):
-        return (self.topk * sum(self.queries()) if self.topk else sum(self.keys())) * D * 2
+        return (self.topk * sum(self.queries()) if self.topk else sum(self.keys())) * (FP8_BYTES if self.fp8 else D * 2)
 
 
 def make_args(case, splits):
@@ -83,6 +86,8 @@ def make_args(case, splits):
     s.batch, s.seqlen_q_max, s.seqlen_k_max, s.total_q, s.total_k = case.b, case.rows, case.n, rows, case.b * case.n
     a.nhead_q, a.nhead_k, a.hdim_q, a.hdim_v, a.v_in_k = case.heads, 1, D, DV, 1
     a.scale, a.dtype, a.o_dtype = case.scale, case.dtype, case.dtype
+    if case.fp8:
+        a.kv_dtype, a.cache.layout = abi.E4M3, LATENT_FP8
     a.band.window_left = a.band.window_right = -1
     if case.causal:
         a.band.mask, a.band.window_right, a.band.window_left = abi.MASK_BOTTOM_RIGHT, 0, case.window
@@ -105,20 +110,30 @@ def kernel_of(lib, case, args, side):
     return kernel
 
 
-def sides(case):
-    """(name, tile, splits) of each kernel that runs a case."""
+def sides(case, general=True):
+    """(name, tile, splits) of each kernel that runs a case; general: the general loop, too."""
     few = case.heads * (1 if case.topk else case.rows) <= 16
     for n in case.splits:
         name = "share of {} in {}".format(*n) if isinstance(n, tuple) else f"{n} splits"
         yield "latent, " + name, LATENT, n
-        if not isinstance(n, tuple):
+        if general and not isinstance(n, tuple):
             yield f"general, {n} splits", GENERAL_FEW if few else GENERAL, n
 
 
-def kernels(lib, cases):
-    found = [kernel_of(lib, c, make_args(c, n), side) for c in cases for _, side, n in sides(c)]
+def kernels(lib, cases, general=True):
+    found = [kernel_of(lib, c, make_args(c, n), side) for c in cases for _, side, n in sides(c, general)]
     found += [combine_of(lib, t) for t in (abi.BF16, abi.F16)]
     return {k.name.decode(): k for k in found}
+
+
+def encode(torch, keys, draw):
+    """[n, D] as latents of fp8: their bytes, and what those say, rounded to the type of @keys as kernels are to round it once."""
+    blocks = keys[:, :CODED].unflatten(1, (-1, BLOCK)).float()
+    factors = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448 * (1 + torch.rand(*blocks.shape[:2], 1, device="cuda", generator=draw))
+    codes, rest = (blocks / factors).to(torch.float8_e4m3fn), keys[:, CODED:].to(torch.bfloat16)
+    parts = codes.flatten(1), factors.flatten(1), rest
+    return (torch.cat([x.contiguous().view(torch.uint8) for x in parts], 1),
+            torch.cat([(codes.float() * factors).flatten(1), rest.float()], 1).to(keys.dtype))
 
 
 class Problem:
@@ -148,12 +163,15 @@ class Problem:
             self.table = ints([x + [-7 if i % 2 else 2 ** 31 - 1] * (self.columns - len(x)) for i, x in enumerate(mine)])
             self.first, self.indices = ints([sum(counts[:i]) for i in range(c.b + 1)]), ints(sum(mine, []) + [2 ** 31 - 1] * 4)
             self.ends = ints([n - (m - 1) * c.page if m else 0 for n, m in zip(c.keys(), counts)])
-            shape = (sum(counts) + 3, c.page, 1, D)
+            shape = (sum(counts) + 3, c.page, 1)
         else:
-            shape = (c.b, c.n, 1, D)
-        self.pools = [torch.full(shape, math.nan, device="cuda", dtype=kind) for _ in range(n_sets)]
+            shape = (c.b, c.n, 1)
+        self.pools = [torch.full((*shape, FP8_BYTES), 255, device="cuda", dtype=torch.uint8) if c.fp8 else
+                      torch.full((*shape, D), math.nan, device="cuda", dtype=kind) for _ in range(n_sets)]
         for pool, keys in zip(self.pools, self.keys):
             for b, x in enumerate(keys):
+                if c.fp8:
+                    x, keys[b] = encode(torch, x, g)
                 for i in range(0, len(x), c.page or c.n):
                     part = x[i:i + (c.page or c.n)]
                     pool[mine[b][i // c.page] if c.page else b, :len(part), 0] = part
@@ -188,7 +206,7 @@ class Problem:
                 for i in range(len(pages[b]) if c.page else 1):
                     gone = unseen[i * (c.page or c.n):(i + 1) * (c.page or c.n)].cuda()
                     part = self.pools[0][pages[b][i] if c.page else b, :len(gone), 0]
-                    part[gone] = math.nan
+                    part[gone] = 255 if c.fp8 else math.nan
 
     def launcher(self, side, splits, overlaps=True):
         c, torch = self.case, self.device.torch
@@ -301,6 +319,29 @@ def checks():
     yield Case(2, 64, 900, topk=256, scale=-0.05, wild="mixed", splits=(1, 3))
     yield Case(2, 128, 2048, topk=2048, slots=True, positive=True, scale=0.02, dtype=abi.F16, splits=(1, 8))
     yield Case(3, 96, 700, rows=9, topk=190, packed=True, wild="mixed", lengths=(700, 65, 300), splits=(1, 2))
+    for page in (64, 1, 5, 16, 0):
+        yield Case(3, 16, 700, page=page, lengths=(700, 1, 333), splits=(1, 3), fp8=True)
+    for heads in (8, 40, 128):
+        for rows in (1, 3):
+            yield Case(3, heads, 520, rows=rows, causal=rows > 1, lengths=(520, 64, 129), splits=(1, 4), fp8=True)
+    yield Case(2, 128, 2000, positive=True, lengths=(2000, 999), splits=(1, 5), scale=0.02, fp8=True)
+    yield Case(4, 16, 640, lengths=(640, 0, 65, 127), splits=(1, 10), fp8=True)
+    yield Case(4, 16, 640, lengths=(640, 0, 65, 127), list=True, page=16, splits=(1, 5), fp8=True)
+    yield Case(2, 16, 900, rows=3, causal=True, window=100, sinks=5, lengths=(900, 450), splits=(1, 3), fp8=True)
+    yield Case(2, 32, 900, sink=True, scale=-0.05, lengths=(900, 450), splits=(1, 3), fp8=True)
+    yield Case(3, 128, 300, rows=20, causal=True, packed=True, lengths=(300, 250, 64), splits=(1, 2), page=16, fp8=True)
+    yield Case(2, 24, 333, rows=2, causal=True, dtype=abi.F16, page=0, lengths=(333, 55), splits=(1, 2), fp8=True)
+    for topk in (64, 100, 2048):
+        for heads in (16, 64, 128):
+            yield Case(3, heads, 3000, rows=1 + heads % 3, topk=topk, slots=topk != 100, lengths=(3000, 129, 700), splits=(1, 3),
+                       wild="padding" if topk == 100 else "mixed", fp8=True)
+    for page in (1, 5, 0):
+        yield Case(3, 24, 900, rows=4, page=page, topk=333, slots=page == 5, wild="mixed", lengths=(900, 77, 450), splits=(1, 2), fp8=True)
+    yield Case(2, 64, 900, rows=2, topk=130, slots=True, wild="all", splits=(1, 3), fp8=True)
+    yield Case(3, 16, 900, topk=130, lengths=(900, 0, 450), splits=(1, 2), fp8=True)
+    yield Case(3, 128, 900, rows=3, topk=200, wild="rows", sink=True, lengths=(900, 77, 450), splits=(1, 4), fp8=True)
+    yield Case(2, 128, 2048, topk=2048, slots=True, positive=True, scale=0.02, dtype=abi.F16, splits=(1, 8), fp8=True)
+    yield Case(3, 96, 700, rows=9, topk=190, packed=True, wild="mixed", lengths=(700, 65, 300), splits=(1, 2), fp8=True)
 
 
 def benches():
@@ -310,6 +351,12 @@ def benches():
     yield Case(64, 128, 8192, topk=2048, slots=True, splits=(1,))
     yield Case(64, 64, 8192, topk=2048, slots=True, splits=(1, 2))
     yield Case(64, 16, 8192, topk=2048, slots=True, splits=(1, 2))
+    yield Case(2, 128, 8192, topk=2048, slots=True, splits=(16, 32), fp8=True)
+    yield Case(64, 128, 8192, topk=2048, slots=True, splits=(1,), fp8=True)
+    yield Case(64, 64, 8192, topk=2048, slots=True, splits=(1, 2), fp8=True)
+    yield Case(64, 16, 8192, topk=2048, slots=True, splits=(1, 2), fp8=True)
+    yield Case(32, 16, 8192, splits=(4, 8), fp8=True)
+    yield Case(64, 128, 4096, splits=(1, 2), fp8=True)
     yield Case(128, 16, 1024, splits=(1, 2, (132, 4)))
     yield Case(2, 16, 1024, splits=(4, 8, 16))
     yield Case(32, 16, 8192, splits=(4, 8, (132, 4)))
@@ -324,16 +371,23 @@ def benches():
 
 
 def sparse_mla(problem):
-    """FlashMLA's, which has its heads by 64."""
-    c, torch, mla = problem.case, problem.device.torch, libraries.find_flash_mla_sparse()
+    """FlashMLA's, which has its heads by 64; over latents of fp8 with what it has planned once, as a server's layers share it."""
+    c, torch = problem.case, problem.device.torch
+    mla = libraries.find_flash_mla_fp8() if c.fp8 else libraries.find_flash_mla_sparse()
     if mla is None:
         return {}
     q, entries = problem.q, problem.entries.view(-1, 1, c.topk)
     if c.heads % 64:
         q = torch.cat([q, q.new_zeros(q.shape[0], -c.heads % 64, D)], 1)
+    plan = [None, None]
 
     def launch(i):
-        return mla(q, problem.pools[i % len(problem.pools)].view(-1, 1, D), entries, c.scale, DV, None, None, None)
+        pool = problem.pools[i % len(problem.pools)]
+        if not c.fp8:
+            return mla(q, pool.view(-1, 1, D), entries, c.scale, DV, None, None, None)
+        got = mla(q[:, None], pool.view(torch.float8_e4m3fn), entries, None, None, *plan, None, None, None, DV, c.scale)
+        plan[:] = got[2:4] if got[2] is not None else plan
+        return [got[0][:, 0]]
     try:
         got = launch(0)[0][:, :c.heads].float()
         problem.launcher(LATENT, 1)(0)
@@ -351,6 +405,8 @@ def others(problem):
     c, torch, found = problem.case, problem.device.torch, {}
     if c.topk:
         return sparse_mla(problem)
+    if c.fp8:
+        return {}
     flash, mla = libraries.find_flash_attention_3(), libraries.find_flash_mla()
     q_rest, q_values = problem.q[..., DV:].contiguous(), problem.q[..., :DV].contiguous()
     used, table = problem.used, problem.table.clamp(0, len(problem.pools[0]) - 1).contiguous()
@@ -374,11 +430,11 @@ def others(problem):
     return found
 
 
-def check(device, chosen):
+def check(device, chosen, general=True):
     torch, lines, failed = device.torch, 0, 0
     for case in chosen:
         problem = Problem(device, case)
-        for name, side, splits in sides(case):
+        for name, side, splits in sides(case, general):
             problem.o.fill_(math.nan)
             problem.lse.fill_(math.nan)
             try:
@@ -414,13 +470,13 @@ def times_of(torch, launches, peers, n):
         return compare_graphs(torch, launches, n)
 
 
-def bench(device, chosen, match):
+def bench(device, chosen, match, general=True):
     torch, table = device.torch, []
     copy = copy_rate(torch)
     for case in chosen:
         torch.cuda.empty_cache()
         problem = Problem(device, case, max(2, min(8, -(-(160 << 20) // case.bytes()))))
-        launches = {name: problem.launcher(side, n) for name, side, n in sides(case) if match in name}
+        launches = {name: problem.launcher(side, n) for name, side, n in sides(case, general) if match in name}
         launches |= {name + ", alone": functools.partial(f, merges=False) for name, f in launches.items() if name.startswith("latent")}
         peers = {} if match else others(problem)
         times = times_of(torch, launches, peers, max(4, min(24, int(1500 / (case.bytes() / copy / 1e3 + case.flops() / 3e8 + 5)))))
@@ -439,20 +495,21 @@ def main():
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--side", default="", help="time what has this in its name, and no other library")
+    parser.add_argument("--no-general", action="store_true", help="Hopper's loop alone")
     parser.add_argument("--few", action="store_true", help="a few problems")
     a = parser.parse_args()
     lib, failed = abi.load_library(), 0
     tested, timed = ([c for c in cases if a.match in str(c)] for cases in (checks(), benches()))
     if a.what == "build":
-        sys.exit(cuda_device.build_cubins(a.folder, kernels(lib, [*tested, *timed]), ARCH) != 0)
+        sys.exit(cuda_device.build_cubins(a.folder, kernels(lib, [*tested, *timed], not a.no_general), ARCH) != 0)
     if a.what == "sanitize":
         sys.exit(cuda_device.sanitize_cubins(__file__, a.folder, a.match))
     device = cuda_device.Cubins(lib, a.folder)
     if not a.no_check:
-        n, failed = check(device, tested[::5] if a.few else tested)
+        n, failed = check(device, tested[::5] if a.few else tested, not a.no_general)
         print(f"checks: {n}, {failed} failed", flush=True)
     if not a.no_bench:
-        bench(device, timed, a.side)
+        bench(device, timed, a.side, not a.no_general)
     sys.exit(failed != 0)
 
 

@@ -36,6 +36,14 @@ def find_flash_mla_sparse():
     return torch.ops._flashmla_C.sparse_prefill_fwd
 
 
+def find_flash_mla_fp8():
+    """FlashMLA's sparse_decode_fwd, over latents of fp8, as vLLM ships it, or None."""
+    if find_flash_mla() is None:
+        return None
+    import torch
+    return torch.ops._flashmla_C.sparse_decode_fwd
+
+
 def find_flash_attention_4():
     """flash_attn_func of FlashAttention-4 that returns O alone, or None."""
     try:

@@ -66,6 +66,10 @@ def kernel_of(lib, name):
     narrow = {"narrow": abi.E4M3, "narrow2": abi.E5M2, "narrow3": abi.I8}
     if narrow.keys() & set(words):
         options.update(kv_dtype=next(code for word, code in narrow.items() if word in words))
+    if "latent" in words:
+        options.update(latent_fp8=True, hk=1)
+    if "chosen" in words:
+        options.update(topk=2)
     if family == abi.FWD_APPENDKV:
         args = Append(page=16 if "paged" in words else 0).args
     elif p["family"].startswith("bwd"):
@@ -158,6 +162,10 @@ SHORT_BYTES = re.compile(r"fmha_fwd(_pagedkv)?_e4m3_\w+_gpu_wgmma_h128x128_t128x
                          r"|fmha_fwd_splitkv_(bf16|f16)_\w+_gpu_decode_h128x128_t16x128_w1x4_b2_pack_split_paged_descale_narrow3?_logits"
                          r"_buffers3$")
 
+# Latents of fp8, which no list has: problems alone tell them from other keys of 8 bits. In every share.
+LATENTS_OF_FP8 = ["fmha_fwd_{}_sm_90a_gpu_latent_h576x512_t64x64_w4x2_b1_pack_{}_latent".format(*words) for words in (
+    ("pagedkv_bf16", "mask_paged_narrow"), ("splitkv_bf16", "split_narrow"), ("splitkv_f16", "split_paged_narrow_chosen"))]
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -184,13 +192,14 @@ def main():
             names = [n for n in names if is_short(n, "f16" if arch == "sm_80" else "bf16") or SHORT_STRICT.match(n)]
             names += [n for n in listed(arch, "fp8_test") if SHORT_FP8.match(n) or SHORT_STRICT.match(n)]
             names += [n for n in listed(arch) if SHORT_BYTES.match(n)]
+            names += LATENTS_OF_FP8 if arch == "sm_90a" else []
         for name in dict.fromkeys(names):
             kernel = kernel_of(lib, name)
             if kernel is None:
                 unknown.append(name)
             else:
                 kind = kind_of(name)
-                if zlib.crc32(kind.encode()) % options.share == 0 or SHORT_BYTES.match(name):
+                if zlib.crc32(kind.encode()) % options.share == 0 or SHORT_BYTES.match(name) or name in LATENTS_OF_FP8:
                     kinds[kind].append((name, kernel.source.decode(), abi.kernel_options(kernel), arch))
     n_tried, hopeless, failed, seconds = collections.Counter(), [], [], collections.defaultdict(list)
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:

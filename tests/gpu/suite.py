@@ -214,6 +214,8 @@ def merges():
         yield Case("merge", dtype=dtype, o_dtype=o_dtype, sink=dtype == abi.F16)
     for parts in (3, 30):  # a wave a row, and several
         yield Case("merge", sq=37, hq=3, parts=parts, few=4)
+    for parts, dv, o_dtype in (2, 512, abi.BF16), (3, 384, abi.F16), (4, 512, abi.F32), (20, 320, abi.BF16):  # of wide rows
+        yield Case("merge", dtype=abi.F32, o_dtype=o_dtype, parts=parts, dv=dv, sink=parts == 3)
 
 
 def forward_tails():

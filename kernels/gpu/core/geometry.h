@@ -368,6 +368,20 @@ template <class E, bool PAGED> struct KeyView {
 			leftpad = 0;
 	}
 	METHOD i32 page_at(i32 entry) const { return clamp(entry, 0, n_pages - 1); }
+	/* For whoever looks ahead, of a position, or -1: the page table's word, and with that where
+	 * the row begins. */
+	METHOD i32 word_of(i32 x) const
+	{
+		return PAGED && page_size && x >= 0 ? entry_of(x) : 0;
+	}
+	METHOD const Storage *begin_of(i32 x, i32 word) const
+	{
+		if (x < 0)
+			return base;
+		if (!PAGED || !page_size)
+			return base + x * stride_seq;
+		return in_page(page_at(word), x % page_size, 0);
+	}
 
 	/* Positions that the page table has room for. */
 	METHOD i32 capacity() const
@@ -431,12 +445,10 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 		end = most;
 	}
 	/* The position or slot of row e; -1: there is none. */
-	METHOD i32 named(i32 e) const
-	{
-		i32 x = load_memory(entries + e * stride_entry);
-
-		return x < end ? max_of(x, -1) : -1;
-	}
+	METHOD i32 named(i32 e) const { return name_of(chosen_of(e)); }
+	/* Its two halves: a load, and what uses it. */
+	METHOD i32 chosen_of(i32 e) const { return load_memory(entries + e * stride_entry); }
+	METHOD i32 name_of(i32 x) const { return x < end ? max_of(x, -1) : -1; }
 	/* What row e has to be below to be there, of rows below `last`: that, or nothing at all. */
 	METHOD i32 end_of(i32 e, i32 last) const
 	{

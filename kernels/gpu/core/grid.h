@@ -163,14 +163,21 @@ GRID_FN grid_int grid_combine_rows(const struct abi_combine_args *a)
 	return a->few_rows > 0 && a->few_rows < most ? a->few_rows : most;
 }
 
-/* How many of a block's waves share a row of a merge: as many as find something to read at once. */
+/* How many of a block's waves share a row of a merge: as many as find something to read at once,
+ * while all rows do not fill a large card's units as it is. */
 #define GRID_PARTS_AT_ONCE 8
-#define GRID_COMBINE_BYTES 32 /* of LDS a lane */
-GRID_FN int grid_combine_waves(int n_parts, int waves)
+#define GRID_COMBINE_BYTES 32	/* of LDS a lane */
+#define GRID_COMBINE_ROUND 2048 /* waves, 16 a unit */
+GRID_FN int grid_combine_waves(const struct abi_combine_args *a, int wave, int waves)
 {
+	grid_int rows = grid_combine_rows(a) * a->nhead_q;
 	int n = 1;
 
-	while (n < waves && n * GRID_PARTS_AT_ONCE < n_parts)
+	if (a->n_splits <= GRID_PARTS_AT_ONCE || rows >= GRID_COMBINE_ROUND)
+		return 1;
+	rows *= a->sequences.batch;
+	rows = a->hdim_v > 8 * wave ? 4 * rows : a->hdim_v > 4 * wave ? 2 * rows : rows;
+	while (n < waves && n * GRID_PARTS_AT_ONCE < a->n_splits && n * rows < GRID_COMBINE_ROUND)
 		n *= 2;
 	return n;
 }

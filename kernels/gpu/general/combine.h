@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * combine.h: merge of partial results, O = sum_s w_s O_s with w_s = exp(LSE_s - LSE). A wave a row,
- * or a piece of a wide one, or, of many parts, all waves of a block, each with every so-manieth
- * part. The order of all sums follows from the number of parts alone, so that the result does not
- * depend on the launch.
+ * or a piece of a wide one, or, of many parts and few rows, all waves of a block, each with every
+ * so-manieth part. The order of all sums follows from the numbers of parts and rows alone, so that
+ * the result does not depend on the launch.
  *
  * What it waits for is memory: a lane takes four neighbours of a part, and several parts at once.
  * Of more parts than a few some may be empty, where they are shares of uneven rows: what these hold
@@ -205,11 +205,13 @@ struct Combine {
 
 	METHOD void run(char *lds)
 	{
+		/* what arguments alone say, while the stage before ends */
+		const i32 waves = grid_combine_waves(&a, FMHA_WAVE, WAVES), rows = WAVES / waves;
+		i32 index = grid_row(block_id_x(), rows, 0);
+
 		wait_for_stage_before();
-		const i32 waves = grid_combine_waves(a.n_splits, WAVES), rows = WAVES / waves;
 		const Sequence v = find_sequence(a.sequences, 0, block_id_z());
 		const i32 n_q = v.n_q < a.min_seqlen_q ? 0 : v.n_q;
-		i32 index = grid_row(block_id_x(), rows, 0);
 
 		/* All of a block's waves have to be there: others' rows have barriers. */
 		do {

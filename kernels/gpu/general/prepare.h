@@ -191,6 +191,14 @@ PREPARE_FN void prepare_put_sequence(const struct abi_prepare_args *a, abi_i32 b
 		a->nsplits[b] = s->nsplits;
 }
 
+/* Whether no sequence begins, or has anything, behind the others: a run need not wait for those
+ * before it. */
+PREPARE_FN int prepare_stands_alone(const struct abi_prepare_args *a)
+{
+	return !a->seqstart_q.data && !a->seqstart_k.data && !a->kv_indptr.data &&
+	       !a->dq_acc_offsets;
+}
+
 /* ---- the steps of one block ---- */
 
 PREPARE_FN void prepare_first_step(const struct abi_prepare_args *a, abi_i32 thread,
@@ -199,6 +207,8 @@ PREPARE_FN void prepare_first_step(const struct abi_prepare_args *a, abi_i32 thr
 	struct prepare_run run = prepare_run_of(a, thread);
 	struct prepare_starts most = {0, 0, 0};
 
+	if (prepare_stands_alone(a))
+		return;
 	for (abi_i32 b = run.begin; b < run.end; b++)
 		most = prepare_starts_of(a, b, most);
 	shared->starts[thread] = most;
@@ -215,12 +225,13 @@ PREPARE_FN struct prepare_starts prepare_latest(const struct prepare_starts *lis
 	return most;
 }
 
-PREPARE_FN void prepare_second_step(abi_i32 thread, struct prepare_shared *shared)
+PREPARE_FN void prepare_second_step(const struct abi_prepare_args *a, abi_i32 thread,
+				    struct prepare_shared *shared)
 {
 	struct prepare_starts none = {0, 0, 0};
 	abi_i32 begin = thread * PREPARE_SQUAD;
 
-	if (thread < PREPARE_SQUADS)
+	if (thread < PREPARE_SQUADS && !prepare_stands_alone(a))
 		shared->squads[thread] = prepare_latest(shared->starts, begin,
 							begin + PREPARE_SQUAD, none);
 }
@@ -233,7 +244,7 @@ PREPARE_FN struct prepare_starts prepare_starts_before(const struct abi_prepare_
 	struct prepare_starts most = {0, 0, 0};
 	abi_i32 squad = thread / PREPARE_SQUAD;
 
-	if (prepare_run_of(a, thread).begin == a->sequences.batch)
+	if (prepare_stands_alone(a) || prepare_run_of(a, thread).begin == a->sequences.batch)
 		return most;
 	most = prepare_latest(shared->squads, 0, squad, most);
 	return prepare_latest(shared->starts, squad * PREPARE_SQUAD, thread, most);
@@ -281,7 +292,7 @@ PREPARE_FN void prepare_last_step(const struct abi_prepare_args *a, abi_i32 thre
 				  const struct prepare_shared *shared)
 {
 	struct prepare_run run = prepare_run_of(a, thread);
-	struct prepare_starts from = prepare_starts_before(a, thread, shared);
+	struct prepare_starts from;
 	abi_i32 squad = thread / PREPARE_SQUAD;
 	abi_i64 offset;
 
@@ -293,6 +304,7 @@ PREPARE_FN void prepare_last_step(const struct abi_prepare_args *a, abi_i32 thre
 		a->dq_acc_offsets[0] = 0;
 	if (run.begin >= run.end)
 		return;
+	from = prepare_starts_before(a, thread, shared);
 	offset = prepare_sum(shared->dq_acc_squads, 0, squad) +
 		 prepare_sum(shared->dq_acc, squad * PREPARE_SQUAD, thread);
 	for (abi_i32 b = run.begin; b < run.end; b++) {
@@ -312,7 +324,7 @@ PREPARE_FN void prepare_step(const struct abi_prepare_args *a, int step, abi_i32
 		prepare_first_step(a, thread, shared);
 		break;
 	case 1:
-		prepare_second_step(thread, shared);
+		prepare_second_step(a, thread, shared);
 		break;
 	case 2:
 		prepare_third_step(a, thread, shared);

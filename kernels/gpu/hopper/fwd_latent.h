@@ -15,6 +15,10 @@
  * Keys that a row of queries has chosen (CHOSEN) lie anywhere, and loading warps copy them by 16
  * bytes to where boxes would have put them, a quarter of a tile's rows each. What an entry does not
  * name is zeros, and a bit of a word that the first warpgroup hides scores by.
+ *
+ * Latents of fp8 (LATENT_FP8), chosen or not, loading warps read themselves, a quarter of a tile's
+ * rows each: what codes and factors multiply to is rounded once, to the queries' type, on its way
+ * into the tile.
  */
 #ifndef FMHA_GPU_FWD_LATENT_H
 #define FMHA_GPU_FWD_LATENT_H
@@ -58,7 +62,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	static_assert(LDS <= lds_latent(C::cut(C::TILE_M, C::TILE_N)) &&
 			      lds_latent(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES,
 		      "the host asks lds.h, too");
-	static const int LOADER_REGISTERS = C::CHOSEN ? 72 : 40;
+	static const int LOADER_REGISTERS = C::LATENT_FP8 ? 88 : C::CHOSEN ? 72 : 40;
 	static const int CLUSTER = 1, STARTED = 1;
 
 	METHOD ForwardLatent(const abi_fwd_args &args) : Halves(args) {}
@@ -74,10 +78,17 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 			barrier_arrive(this->empty(part, stage));
 	}
 
+	/* Whether a part comes by copies of every lane. */
+	METHOD static constexpr bool is_copied(int part)
+	{
+		return C::LATENT_FP8 ? part == BEHIND : C::CHOSEN;
+	}
 	/* Of boxes a lane's of each warp that asks for some. Chosen keys: every lane's own copies,
-	 * and with the left half the words. */
+	 * and with the left half the words. What was widened: a lane's of each warp. */
 	METHOD static constexpr i32 arrivals(int part)
 	{
+		if (C::LATENT_FP8)
+			return is_copied(part) ? GROUP_THREADS : GROUP_WARPS;
 		if (C::CHOSEN)
 			return GROUP_THREADS + (part == LEFT ? GROUP_WARPS : 0);
 		return part == BEHIND ? 1 : GROUP_WARPS;
@@ -86,7 +97,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	METHOD void wait_full(i32 part, const Ring &ring) const
 	{
 		barrier_wait(this->full(part, ring.stage), ring.parity);
-		if (C::CHOSEN)
+		if (is_copied(part))
 			fence_async();
 	}
 	/* The left half is there when scores are. */
@@ -151,12 +162,25 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 
 	METHOD u32 there_at(i32 stage) const { return lds + THERE_AT + stage * GROUP_WARPS * 4; }
 
-	/* What the lane's row of a tile's quarter is: two lanes look at each. */
-	template <class View> METHOD i32 find_chosen(const View &view, i32 column) const
+	/* What the lane's row of tile n's quarter is, of chosen keys what the entry says: whoever
+	 * asks is not to wait for that. Two lanes look at each. -1: nothing. */
+	template <class View>
+	METHOD i32 find_row(const View &view, const ColumnTiles &tiles, i32 n) const
 	{
-		i32 e = column + warp * GATHERED + lane_id() % GATHERED;
+		i32 e = tiles.column(n) + warp * GATHERED + lane_id() % GATHERED;
 
-		return e >= band.begin && e < band.end ? view.named(e) : -1;
+		if constexpr (C::CHOSEN)
+			return n >= 0 && e >= band.begin && e < band.end ? view.chosen_of(e) : -1;
+		else
+			return n >= 0 && e < block.seq.n_k ? e : -1;
+	}
+	/* The position or slot that it names. */
+	template <class View> METHOD static i32 name_of(const View &view, i32 found)
+	{
+		if constexpr (C::CHOSEN)
+			return view.name_of(found);
+		else
+			return found;
 	}
 
 	/* Eight lanes copy 128 bytes of a row: of every fourth row those that the lane copies, and
@@ -216,23 +240,197 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 		Ring ring = {0, 1};
 
 		this->each_piece([&](const ColumnTiles &tiles) {
-			i32 n = tiles.count - 1, x = -1, next = -1, word;
+			i32 n = tiles.count - 1, x = name_of(view, find_row(view, tiles, n)), word,
+			    next = find_row(view, tiles, n - 1);
 
-			if (n >= 0)
-				x = find_chosen(view, tiles.column(n));
-			if (n >= 1)
-				next = find_chosen(view, tiles.column(n - 1));
 			word = view.word_of(x);
 			NO_UNROLL
 			for (; n >= 0; n--) {
 				const Rows rows = spread((u64)view.begin_of(x, word), x >= 0);
 
-				x = next;
+				x = name_of(view, next);
 				word = view.word_of(x);
-				next = n > 1 ? find_chosen(view, tiles.column(n - 2)) : -1;
+				next = find_row(view, tiles, n - 2);
 				gather_slabs(BEHIND, REST, SLABS, ring, rows);
 				gather_slabs(LEFT, 0, HALF_SLABS, ring, rows);
 				gather_slabs(RIGHT, HALF_SLABS, REST, ring, rows);
+				ring.next();
+			}
+		});
+		copy_async_commit();
+		copy_async_wait();
+	}
+
+	/* ---- the same of latents of fp8 ---- */
+
+	static const int HALF_CODES = ABI_LATENT_CODES / 2, RUN = 8; /* RUN: of a lane */
+	static_assert(HALF_CODES == FMHA_WAVE * RUN && ABI_LATENT_BLOCK == HALF_CODES / 2,
+		      "a warp has half of a key at once, and half of a warp a factor");
+
+	/* A tile's quarter: where row lane % 16 begins, in chunks of 16 bytes behind the first key
+	 * (gpu_maps.c: a word counts them), and bits of the rows that there are. */
+	struct Latents {
+		u32 place, there;
+	};
+	template <class View> METHOD static Latents place_of(const View &view, i32 x, i32 word)
+	{
+		return Latents{(u32)((u64)((const char *)view.begin_of(x, word) -
+					   (const char *)view.base) /
+				     16),
+			       __ballot_sync(0xffffffffu, x >= 0) & 0xffff};
+	}
+
+	/* Half of a tile's quarter on its way: a lane's codes of each row, and its row's factor. */
+	struct Half {
+		chunk8 codes[GATHERED];
+		float factor;
+	};
+	/* All at once and behind what was widened before: a fence, and whoever waits for a row in
+	 * between, would wait for these, too. */
+	METHOD static void ask(Half &x, i32 half, const char *base, const Latents &l)
+	{
+		const char *from = base + half * HALF_CODES + hidden(lane_id()) * RUN;
+		const float *factors =
+			(const float *)(base + (u64)l.place * 16 + ABI_LATENT_FACTORS);
+
+		x.factor = 0.0f;
+		if (l.there >> lane_id() % GATHERED & 1)
+			x.factor = factors[half * 2 + lane_id() / GATHERED];
+		UNROLL
+		for (int row = 0; row < GATHERED; row++) {
+			const char *at = from + (u64)shuffle_word(l.place, row) * 16;
+
+			x.codes[row] = chunk8{{0, 0}};
+			if (l.there >> row & 1)
+				x.codes[row] = *(const chunk8 *)at;
+		}
+	}
+	/* Half of a tile that has no registers yet comes as far as L1: a lane asks for a sector.
+	 * Where a key begins within one, its half before has brought that. */
+	METHOD static void prefetch(i32 half, const char *base, const Latents &l)
+	{
+		i32 lane = hidden(lane_id());
+		const char *from = base + half * HALF_CODES + 16 + lane % 8 * 32;
+
+		UNROLL
+		for (int i = 0; i < TURNS; i++) {
+			i32 row = i * AT_ONCE + lane / 8;
+			const char *at = from + (u64)shuffle_word(l.place, row) * 16;
+
+			if (l.there >> row & 1)
+				prefetch_memory(at);
+		}
+	}
+	METHOD static u32 widen_two(u32 codes, float factor)
+	{
+		return Halves::Element::pack2(F16::to_float((u16)codes) * factor,
+					      F16::to_float((u16)(codes >> 16)) * factor);
+	}
+	METHOD void put(const Half &x, i32 half, i32 stage) const
+	{
+		i32 lane = hidden(lane_id());
+		u32 at = k_tile(stage) + (half * HALF_SLABS + lane / 8) * SLAB +
+			 warp * GATHERED * SLAB_WIDTH + lane % 8 * 16;
+
+		UNROLL
+		for (int row = 0; row < GATHERED; row++) {
+			/* of the lane's sixteen */
+			float factor = __shfl_sync(0xffffffffu, x.factor, row, GATHERED);
+			u32 y[4];
+
+			Widening<F16, E4M3>::widen(x.codes[row].w[0], &y[0], &y[1]);
+			Widening<F16, E4M3>::widen(x.codes[row].w[1], &y[2], &y[3]);
+			UNROLL
+			for (int w = 0; w < 4; w++)
+				y[w] = widen_two(y[w], factor);
+			store_shared_16((at ^ row % 8 * 16) + row * SLAB_WIDTH, y);
+			if (row % 2 == 1) /* ptxas mixes no more rows than it has registers for */
+				wave_sync();
+		}
+	}
+	METHOD void arrive_written(i32 part, i32 stage) const
+	{
+		fence_async();
+		wave_sync();
+		if (lane_id() == 0)
+			barrier_arrive(this->full(part, stage));
+	}
+
+	/* What lies behind the codes is bf16. */
+	METHOD void put_rest(const char *base, const Latents &l, const Ring &ring) const
+	{
+		i32 lane = hidden(lane_id()), chunk = lane % 8, row = lane / 8;
+		u32 at = k_tile(ring.stage) + REST * SLAB +
+			 (warp * GATHERED + row) * SLAB_WIDTH + (chunk ^ row) * 16;
+
+		barrier_wait(this->empty(BEHIND, ring.stage), ring.parity);
+		UNROLL
+		for (int i = 0; i < TURNS; i++) {
+			const char *from = base +
+					   (u64)shuffle_word(l.place, i * AT_ONCE + row) * 16 +
+					   ABI_LATENT_REST + chunk * 16;
+			u32 to = (at ^ i % 2 * 64) + i * AT_ONCE * SLAB_WIDTH;
+			bool valid = l.there >> (i * AT_ONCE + row) & 1;
+
+			if constexpr (SameType<typename Halves::Element, BF16>::value) {
+				copy_async_16(to, from, valid);
+			} else {
+				chunk16 x = {{0, 0, 0, 0}};
+
+				if (valid)
+					x = load16(from);
+				UNROLL
+				for (int w = 0; w < 4; w++)
+					x.w[w] = Halves::Element::pack2(
+						BF16::to_float((u16)x.w[w]),
+						BF16::to_float((u16)(x.w[w] >> 16)));
+				store_shared_16(to, x.w);
+			}
+		}
+		if constexpr (SameType<typename Halves::Element, BF16>::value)
+			barrier_arrive_copied(this->full(BEHIND, ring.stage));
+		else
+			barrier_arrive(this->full(BEHIND, ring.stage));
+	}
+
+	/* Entries are read two tiles ahead, words of page tables one. */
+	METHOD void widen()
+	{
+		Ring ring = {0, 1};
+
+		this->each_piece([&](const ColumnTiles &tiles) {
+			const typename Block::Keys view = block.keys();
+			const char *base = (const char *)view.base;
+			i32 n = tiles.count - 1, x = name_of(view, find_row(view, tiles, n)),
+			    next = find_row(view, tiles, n - 1), word = view.word_of(x);
+			Latents l = place_of(view, x, word);
+			Half half;
+
+			ask(half, LEFT, base, l);
+			prefetch(RIGHT, base, l);
+			NO_UNROLL
+			for (; n >= 0; n--) {
+				put_rest(base, l, ring);
+				NO_UNROLL
+				for (i32 part = LEFT; part <= RIGHT; part++) {
+					barrier_wait(this->empty(part, ring.stage), ring.parity);
+					put(half, part, ring.stage);
+					if (C::CHOSEN && part == LEFT && lane_id() == 0)
+						store_shared(there_at(ring.stage) + warp * 4,
+							     bits_to_float(l.there));
+					arrive_written(part, ring.stage);
+					/* where nothing is on its way that would be waited for, too */
+					if (part == LEFT) {
+						x = name_of(view, next);
+						word = view.word_of(x);
+					} else {
+						l = place_of(view, x, word);
+						next = find_row(view, tiles, n - 2);
+					}
+					ask(half, RIGHT - part, base, l);
+					if (part == RIGHT)
+						prefetch(RIGHT, base, l);
+				}
 				ring.next();
 			}
 		});
@@ -282,7 +480,9 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	METHOD void run(char *memory, const TensorMap &k)
 	{
 		Halves::run(memory, [&] {
-			if constexpr (C::CHOSEN)
+			if constexpr (C::LATENT_FP8)
+				widen();
+			else if constexpr (C::CHOSEN)
 				gather();
 			else
 				load(k);
@@ -291,7 +491,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 };
 
 #define FMHA_OWN_ENTRY
-#if FMHA_CHOSEN
+#if FMHA_CHOSEN || FMHA_LATENT_FP8
 extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args)
 {

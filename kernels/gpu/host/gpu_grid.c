@@ -84,7 +84,7 @@ static int set_combine(const struct gpu_kernel *k, const struct abi_combine_args
 	int waves = k->tile.waves_m,
 	    lanes = grid_combine_lanes(a->hdim_v, (int)k->block[0] / waves);
 
-	return set_rows(k, waves / grid_combine_waves(a->n_splits, waves),
+	return set_rows(k, waves / grid_combine_waves(a, (int)k->block[0] / waves, waves),
 			grid_combine_rows(a) * a->nhead_q, grid_ceil(a->hdim_v, 4 * lanes),
 			a->sequences.batch, ret_grid);
 }

@@ -344,8 +344,10 @@ static const char *halves_misfit(const struct gpu_tile *t)
 		       : NULL;
 }
 
-static const char *latent_misfit(const struct gpu_tile *t)
+static const char *latent_misfit(const struct traits *traits, const struct gpu_tile *t)
 {
+	if (traits->narrow > 1)
+		return "latents of 8 bits are of e4m3";
 	if (t->hdim_q != GPU_MOST_HDIM_Q || t->hdim_v != GPU_MOST_HDIM_V)
 		return "latents have 576 elements, of which 512 are values";
 	return halves_misfit(t);
@@ -484,7 +486,7 @@ static const char *forward_misfit(const struct gpu_arch *arch, const struct trai
 	const char *why = t->pipeline == GPU_WGMMA ? warpgroups_misfit(traits, t)
 			  : t->pipeline == GPU_AMD ? amd_misfit(arch, t, t->tile_m, t->tile_n)
 			  : t->pipeline == GPU_AMD_DECODE ? amd_decode_misfit(arch, traits, t)
-			  : t->pipeline == GPU_LATENT     ? latent_misfit(t)
+			  : t->pipeline == GPU_LATENT     ? latent_misfit(traits, t)
 			  : t->pipeline == GPU_WIDE       ? wide_misfit(t)
 			  : t->pipeline == GPU_DECODE     ? decode_misfit(arch, traits, t)
 							  : NULL;
@@ -631,6 +633,10 @@ static const char *forward_lacks(enum abi_family family, const struct traits *tr
 		return "has all keys of a sequence";
 	if (traits->chosen && t->pipeline == GPU_LATENT && (traits->mask || traits->shares))
 		return "finds chosen keys without a mask, in splits that were cut";
+	if (t->pipeline == GPU_LATENT && traits->narrow && !traits->latent_fp8)
+		return "reads caches narrower than their queries as latents of fp8 alone";
+	if (t->pipeline == GPU_LATENT && traits->latent_fp8 && traits->shares)
+		return "finds latents of fp8 in splits that were cut";
 	if (traits->narrow &&
 	    (!GPU_WIDENS(t->pipeline) || traits->dtype == ABI_F32 || traits->dtype > ABI_BF16))
 		return "does not read caches narrower than their queries";

@@ -180,7 +180,7 @@ static const char *maps_check_pages(const struct gpu_kernel *kernel, const struc
 		return "pages are no power of two";
 	if (a->sequences.leftpad_k && (by_boxes || by_rows || a->bias.data))
 		return "left padding in pages";
-	if (by_boxes && a->chosen.n > 0)
+	if (by_boxes && (a->chosen.n > 0 || c->layout == ABI_KV_LATENT_FP8))
 		return NULL;
 	if (by_boxes)
 		return lds_wgmma_box(kernel->tile.tile_n, c->page_size) % 8
@@ -228,13 +228,27 @@ static const char *amd_maps(const struct gpu_kernel *kernel, const struct abi_fw
 	return why ? why : check_rows(v, a, tile->tile_n, record);
 }
 
-/* Values are where keys are; Q goes through registers, by chunks, and each key that a row has
- * chosen by copies of its own. */
+/* Places of latents of fp8 are counted in chunks of 16 bytes, by a word. */
+static const char *check_places(const struct operand *k)
+{
+	const struct abi_tensor *t = k->tensor;
+	uint64_t most = (uint64_t)LAUNCH_ALIGNMENT << 32;
+
+	return (uint64_t)k->batch * (uint64_t)(t->stride_batch > 0 ? t->stride_batch : 0) +
+			       (uint64_t)k->rows * (uint64_t)t->stride_seq >=
+		       most
+		       ? "the latents take more than 64 GiB"
+		       : NULL;
+}
+
+/* Values are where keys are; Q goes through registers, by chunks, and so do keys that a row has
+ * chosen and latents of fp8. */
 static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi_fwd_args *a,
 			       const struct operand *q, const struct operand *k,
 			       const struct operand *o, struct launch_record *record)
 {
 	const struct gpu_tile *tile = &kernel->tile;
+	const int coded = a->cache.layout == ABI_KV_LATENT_FP8;
 	const char *why = maps_check_pages(kernel, a);
 
 	if (!a->v_in_k)
@@ -242,10 +256,12 @@ static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi
 	if (!why && a->o_dtype != a->dtype)
 		why = "O has not the type of Q";
 	if (!why)
-		why = a->chosen.n > 0
+		why = a->chosen.n > 0 || coded
 			      ? check_output(k, a, record)
 			      : add_map(k, a, lds_wgmma_box(tile->tile_n, a->cache.page_size),
 					record);
+	if (!why && coded)
+		why = check_places(k);
 	if (!why)
 		why = check_output(q, a, record);
 	return why ? why : check_output(o, a, record);

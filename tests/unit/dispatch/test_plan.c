@@ -378,6 +378,43 @@ static void latents_are_split_as_one_block_a_unit(void **state)
 	}
 }
 
+/* A tile takes longer to widen than to bring: as many splits as 16 bits have, or more. */
+static void latents_of_fp8_are_split_by_tiles(void **state)
+{
+	static const struct {
+		int32_t batch, heads, keys, topk, n_splits;
+	} cases[] = {{64, 128, 8192, 2048, 1}, {64, 64, 8192, 2048, 2}, {64, 16, 8192, 2048, 2},
+		     {2, 128, 8192, 2048, 16}, {32, 16, 8192, 0, 4},    {64, 128, 4096, 0, 1}};
+
+	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct split_choice split;
+		struct fixture f;
+
+		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
+		make_decode(&f);
+		f.problem.v_in_k = 1;
+		f.problem.kv_layout = FMHA_KV_LATENT_FP8;
+		f.problem.hdim_q = 576;
+		f.problem.hdim_v = 512;
+		f.problem.batch = cases[i].batch;
+		f.problem.nhead_k = 1;
+		f.problem.nhead_q = cases[i].heads;
+		f.problem.seqlen_q = 1;
+		f.problem.seqlen_k = cases[i].keys;
+		f.problem.topk = cases[i].topk;
+		f.problem.page_size = 64;
+		f.problem.q.dtype = FMHA_BF16;
+		f.problem.k.dtype = FMHA_E4M3;
+		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+		split_choose(&f.problem, &h200, &split);
+		assert_false(split.shares);
+		assert_int_equal(split.n, cases[i].n_splits);
+	}
+}
+
 static void windows_are_shared(void **state)
 {
 	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
@@ -886,6 +923,7 @@ int main(void)
 		cmocka_unit_test(splits_of_amd_merge_few_parts),
 		cmocka_unit_test(uneven_rows_are_shared),
 		cmocka_unit_test(latents_are_split_as_one_block_a_unit),
+		cmocka_unit_test(latents_of_fp8_are_split_by_tiles),
 		cmocka_unit_test(windows_are_shared),
 		cmocka_unit_test(splits_cover_all_keys),
 		cmocka_unit_test(append_comes_first),

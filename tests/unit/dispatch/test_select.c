@@ -306,6 +306,35 @@ static void hopper_has_a_loop_for_chosen_latents(void **state)
 	}
 }
 
+/* Of all keys and of chosen ones. */
+static void hopper_has_a_loop_for_latents_of_fp8(void **state)
+{
+	(void)state;
+	for (int chosen = 0; chosen < 2; chosen++) {
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.hdim_q = 576, f.problem.hdim_v = 512;
+		f.problem.nhead_q = 16, f.problem.nhead_k = 1;
+		f.problem.v_in_k = true;
+		f.problem.n_splits = 1;
+		f.problem.v = (struct fmha_tensor){0};
+		if (chosen) {
+			f.problem.topk = 256;
+			fixture_add(&f, FMHA_T_INDICES, FMHA_I32);
+		}
+		f.problem.kv_layout = FMHA_KV_LATENT_FP8;
+		f.problem.k.dtype = FMHA_E4M3;
+		f.problem.k.stride[0] = (int64_t)f.problem.seqlen_k * FMHA_LATENT_BYTES;
+		f.problem.k.stride[1] = f.problem.k.stride[2] = FMHA_LATENT_BYTES;
+		f.problem.k.stride[3] = 1;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_latent");
+		release(&f);
+	}
+}
+
 /* Few heads or many, in pages or not; what that loop has not another one does. */
 static void hopper_has_a_loop_for_latents(void **state)
 {
@@ -1472,6 +1501,7 @@ int main(void)
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(few_heads_of_keys_are_cut),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
+		cmocka_unit_test(hopper_has_a_loop_for_latents_of_fp8),
 		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
 		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
 		cmocka_unit_test(short_problems_get_short_tiles),

@@ -382,7 +382,14 @@ static void latents_fill_hopper(void **state)
 					       {.dtype = ABI_BF16, .mask_data = 1},
 					       {.dtype = ABI_BF16, .narrow = 1},
 					       {.dtype = ABI_E4M3},
-					       {.dtype = ABI_BF16, .chosen = 1, .mask = 1}};
+					       {.dtype = ABI_BF16, .chosen = 1, .mask = 1},
+					       {.dtype = ABI_BF16, .narrow = 2, .latent_fp8 = 1}};
+	static const struct traits coded[] = {
+		{.dtype = ABI_BF16, .narrow = 1, .latent_fp8 = 1, .mask = 1},
+		{.dtype = ABI_F16, .narrow = 1, .latent_fp8 = 1, .paged = 1},
+		{.dtype = ABI_F16, .narrow = 1, .latent_fp8 = 1, .paged = 1, .chosen = 1}};
+	const struct traits coded_shares = {
+		.dtype = ABI_BF16, .narrow = 1, .latent_fp8 = 1, .paged = 1, .shares = 1};
 	const struct traits chosen = {.dtype = ABI_BF16, .paged = 1, .chosen = 1},
 			    chosen_shares = {
 				    .dtype = ABI_BF16, .paged = 1, .chosen = 1, .shares = 1};
@@ -399,6 +406,9 @@ static void latents_fill_hopper(void **state)
 	assert_int_equal(make("sm_90a", ABI_FWD_PAGEDKV, &chosen, &latents, &k), 0);
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen, &latents, &k), 0);
 	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &chosen_shares, &latents, &k), 1);
+	for (size_t i = 0; i < sizeof(coded) / sizeof(coded[0]); i++)
+		assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &coded[i], &latents, &k), 0);
+	assert_int_equal(make("sm_90a", ABI_FWD_SPLITKV, &coded_shares, &latents, &k), 1);
 	assert_int_equal(make("sm_80", ABI_FWD, &bf16, &latents, &k), 1);
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
 		assert_int_equal(make("sm_90a", ABI_FWD, &others[i], &latents, &k), 1);
@@ -522,11 +532,17 @@ static void merges_of_many_parts_share_a_row(void **state)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		int rows = 16 / cases[i].waves;
 
-		assert_int_equal(grid_combine_waves(cases[i].n_parts, 16), cases[i].waves);
 		combine.n_splits = cases[i].n_parts;
+		assert_int_equal(grid_combine_waves(&combine, 32, 16), cases[i].waves);
 		assert_int_equal(gpu_kernel_grid(&k, 132, &combine, grid), 0);
 		assert_int_equal(grid[0], (40 + rows - 1) / rows);
 	}
+	/* Rows that fill the card have a wave each, those that half do two. */
+	combine.n_splits = 64;
+	combine.sequences.batch = 52;
+	assert_int_equal(grid_combine_waves(&combine, 32, 16), 1);
+	combine.sequences.batch = 26;
+	assert_int_equal(grid_combine_waves(&combine, 32, 16), 2);
 }
 
 /* Its blocks may begin while the stage before still runs: whose kernel waits for that itself. */

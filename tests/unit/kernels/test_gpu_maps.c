@@ -436,6 +436,40 @@ static void latents_have_one_map(void **state)
 	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
 }
 
+/* They come through registers, in pages of any size; their places are counted by words. */
+static void latents_of_fp8_have_no_map(void **state)
+{
+	static const struct gpu_tile tile = {GPU_LATENT, 64, 64, 576, 512, 4, 2, 1};
+	struct gpu_kernel latent = {.family = ABI_FWD_PAGEDKV, .tile = tile};
+	struct abi_fwd_args a = problem();
+	struct launch_record record;
+
+	(void)state;
+	a.nhead_k = 1, a.hdim_q = 576, a.hdim_v = 512, a.v_in_k = 1;
+	a.kv_dtype = ABI_E4M3, a.cache.layout = ABI_KV_LATENT_FP8;
+	a.q = tensor(ROWS_Q, HEADS_Q, 576);
+	a.k = a.v = tensor(ROWS_K, 1, ABI_LATENT_BYTES);
+	a.o = tensor(ROWS_Q, HEADS_Q, 512);
+	a.cache.n_pages = 9;
+	for (int32_t size = 1; size < 70; size++) {
+		a.cache.page_size = size;
+		a.k.stride_batch = (int64_t)size * ABI_LATENT_BYTES;
+		assert_null(gpu_kernel_maps(&latent, &a, &record));
+		assert_int_equal(record.n_maps, 0);
+		assert_int_equal(record.n_aligned, 3);
+	}
+	a.k.data = memory + 4;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.k.data = memory;
+	a.k.stride_seq += 8;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+	a.k.stride_seq -= 8;
+	a.cache.n_pages = 1 << 20;
+	assert_null(gpu_kernel_maps(&latent, &a, &record));
+	a.cache.n_pages = 2 << 20;
+	assert_non_null(gpu_kernel_maps(&latent, &a, &record));
+}
+
 /* Each block of a cluster brings half of a tile's rows; those of splits have all. Q is no map's. */
 static void wide_heads_come_by_halves(void **state)
 {
@@ -741,6 +775,7 @@ int main(void)
 		cmocka_unit_test(what_the_engine_cannot_follow_is_refused),
 		cmocka_unit_test(pages_come_in_boxes_that_tiles_have_in_common),
 		cmocka_unit_test(latents_have_one_map),
+		cmocka_unit_test(latents_of_fp8_have_no_map),
 		cmocka_unit_test(wide_heads_come_by_halves),
 		cmocka_unit_test(backward_streams_queries),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),

@@ -77,8 +77,8 @@ const struct gpu_arch *gpu_arch_find(const char *name);
 #define GPU_ENUM_PIPELINE(id, name, cores, pack, folder, loop) id,
 enum gpu_pipeline { GPU_PIPELINES(GPU_ENUM_PIPELINE) GPU_N_PIPELINES };
 /* Whether a forward loop reads keys of 8 bits under queries of 16: general ones as they bring them
- * in, Hopper's over rows and of decode as they widen them for the products. */
-#define GPU_WIDENS(pipeline) ((pipeline) <= GPU_DECODE || (pipeline) > GPU_AMD_DECODE)
+ * in, Hopper's over rows, of decode and of latents as they widen them for the products. */
+#define GPU_WIDENS(pipeline) ((pipeline) <= GPU_LATENT || (pipeline) > GPU_AMD_DECODE)
 struct gpu_pipeline_info {
 	const char *name;
 	uint32_t cores; /* bits of enum gpu_core: the archs that have it */
