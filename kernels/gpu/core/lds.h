@@ -269,12 +269,24 @@ LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow)
 /*
  * Hopper's backward loops, bwd_wgmma.h: tiles of K and V, of Q in stages, of dO in stages where
  * there is room, two numbers a row in stages, dS of 128 keys in stages, and chunks of dQ on their
- * way out. Wide heads: the two warpgroups share their keys, of which there are dS and P.
+ * way out. Wide heads: the warpgroups share their keys, of which there are dS and P.
  */
 #define LDS_BWD_WGMMA_STAGES 2
 LDS_FN int lds_bwd_is_shared(int tile_n)
 {
 	return tile_n == 64;
+}
+
+/* Three warpgroups, each with products of its own, share 96 keys: bwd_wgmma_roles.h. */
+LDS_FN int lds_bwd_has_roles(int tile_n)
+{
+	return tile_n == 96;
+}
+
+/* Tiles of dS and P, of 128 keys each. */
+LDS_FN int lds_bwd_scores(int tile_n)
+{
+	return LDS_BWD_WGMMA_STAGES + (lds_bwd_has_roles(tile_n) ? 1 : 0);
 }
 
 LDS_FN int lds_bwd_do_stages(int hdim_q, int hdim_v)
@@ -290,7 +302,7 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 	return lds_slabs(c.tile_n, 2 * c.hdim_q) + lds_slabs(c.tile_n, 2 * c.hdim_v) +
 	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, 2 * c.hdim_q) + c.tile_m * 8) +
 	       lds_bwd_do_stages(c.hdim_q, c.hdim_v) * lds_slabs(c.tile_m, 2 * c.hdim_v) +
-	       LDS_BWD_WGMMA_STAGES * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
+	       lds_bwd_scores(c.tile_n) * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
 }
 
 /* Under a mask that is data, behind that: two bits for each of so many tiles of queries, or for as

@@ -8,13 +8,14 @@
  *   dV += P^T dO, dK += dS^T Q        P^T and dS^T, with dS = P (dP - D), from registers
  *   dQ^T = K^T dS^T                   dS through shared memory: of all warpgroups
  *
- * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Wider ones: bwd_wgmma_wide.h;
- * up to 64: bwd_wgmma_narrow.h.
+ * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Wider ones: bwd_wgmma_wide.h
+ * and, of 192 and 128, bwd_wgmma_roles.h; up to 64: bwd_wgmma_narrow.h.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_H
 #define FMHA_GPU_BWD_WGMMA_H
 
 #include "bwd_wgmma_narrow.h"
+#include "bwd_wgmma_roles.h"
 #include "bwd_wgmma_wide.h"
 
 template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
@@ -89,14 +90,25 @@ template <class Loop> struct BackwardOfOwnKeys : Loop {
 	}
 };
 
-template <class C, bool SHARED, bool NARROW> struct SelectLoop {
+enum { LOOP_OF_OWN_KEYS, LOOP_NARROW, LOOP_WIDE, LOOP_OF_ROLES };
+template <class Block> METHOD constexpr int loop_of()
+{
+	return Block::ROLES    ? LOOP_OF_ROLES
+	       : Block::SHARED ? LOOP_WIDE
+	       : Block::NARROW ? LOOP_NARROW
+			       : LOOP_OF_OWN_KEYS;
+}
+template <class C, int LOOP> struct SelectLoop {
 	typedef BackwardOfOwnKeys<BackwardWgmma<C>> Type;
 };
-template <class C> struct SelectLoop<C, false, true> {
+template <class C> struct SelectLoop<C, LOOP_NARROW> {
 	typedef BackwardOfOwnKeys<BackwardWgmmaNarrow<C>> Type;
 };
-template <class C, bool NARROW> struct SelectLoop<C, true, NARROW> {
+template <class C> struct SelectLoop<C, LOOP_WIDE> {
 	typedef BackwardWgmmaWide<C> Type;
+};
+template <class C> struct SelectLoop<C, LOOP_OF_ROLES> {
+	typedef BackwardWgmmaRoles<C> Type;
 };
 
 /* Behind the arguments the maps that gpu_maps.c describes. */
@@ -108,7 +120,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 {
 	typedef BackwardWgmmaBlock<Config> Block;
 	FMHA_LDS;
-	typename SelectLoop<Config, Block::SHARED, Block::NARROW>::Type kernel(args);
+	typename SelectLoop<Config, loop_of<Block>()>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
 	if (!kernel.locate(block_id_x()))
@@ -120,7 +132,8 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 		give_registers<Block::LOADER_REGISTERS>();
 		kernel.serve(q, k, v, d_o);
 	} else {
-		take_registers<Block::PRODUCT_REGISTERS>();
+		if constexpr (!Block::ROLES) /* of which each takes its own */
+			take_registers<Block::PRODUCT_REGISTERS>();
 		kernel.multiply();
 	}
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bwd_wgmma_block.h: what Hopper's backward loops share (bwd_wgmma.h, bwd_wgmma_narrow.h,
- * bwd_wgmma_wide.h): where things lie in shared memory, the last warpgroup, and single steps of the
- * other two.
+ * bwd_wgmma_wide.h, bwd_wgmma_roles.h): where things lie in shared memory, the last warpgroup, and
+ * single steps of the others.
  *
  * Of the last warpgroup one warp loads tiles, two send dQ, one brings LSE and D. dQ^T leaves the
- * registers through shared memory: a thread a warpgroup has the copy engine add it to dq_acc, whose
- * layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to a tile in the
- * order of their keys.
+ * registers through shared memory: a thread a warpgroup that finds it has the copy engine add it to
+ * dq_acc, whose layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to
+ * a tile in the order of their keys.
  *
  * Under a mask that is data all threads look once which tiles of queries see the block's keys, and
  * leave that in shared memory for all of them: the mask may change, and they must agree.
@@ -33,28 +33,33 @@ template <class C> struct BackwardWgmmaBlock {
 		typename Core::Acc t[DQ_QUERIES / 16];
 	};
 
-	/* The warpgroups have 64 keys each, or the same ones. */
-	static const bool SHARED = lds_bwd_is_shared(C::TILE_N);
+	/* The warpgroups have 64 keys each, or the same ones: these, or 96, of which three
+	 * warpgroups have different products. */
+	static const bool SHARED = lds_bwd_is_shared(C::TILE_N),
+			  ROLES = lds_bwd_has_roles(C::TILE_N);
 	static const int GROUP_THREADS = 128, GROUPS = 2, GROUP_KEYS = 64;
-	static_assert(C::WAVES_M == 4 * GROUPS && C::WAVES_N == 1, "two warpgroups");
-	static_assert(C::TILE_N == (SHARED ? 1 : GROUPS) * GROUP_KEYS, "of 64 keys");
+	static_assert(C::WAVES_M == 4 * (ROLES ? 3 : GROUPS) && C::WAVES_N == 1, "warpgroups");
+	static_assert(ROLES || C::TILE_N == (SHARED ? 1 : GROUPS) * GROUP_KEYS, "of 64 keys");
+	/* Waves that read Q and dO. */
+	static const int READERS = 4 * GROUPS;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
 	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
 	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
-	static_assert(!HAS_DATA || !SHARED, "wide heads find their place twice");
+	static_assert(!HAS_DATA || !(SHARED || ROLES), "wide heads find their place twice");
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
 	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;
 	static const int DO_STAGES = lds_bwd_do_stages(C::HDIM_Q, C::HDIM_V);
 	static const int V_AT = Q_SLABS * K_SLAB, Q_AT = V_AT + V_SLABS * K_SLAB,
 			 DO_AT = Q_AT + Q_STAGES * Q_BYTES;
-	/* Stages of dS; SHARED, behind them as many of P. */
-	static const int DS_BYTES = C::TILE_N / GROUP_KEYS * Q_SLAB,
+	/* Stages of dS; SHARED, behind them as many of P; ROLES, one. */
+	static const int DS_BYTES = slabs_of(C::TILE_N) * Q_SLAB,
 			 DS_AT = DO_AT + DO_STAGES * DO_BYTES;
-	static const int DQ_AT = DS_AT + DS_STAGES * GROUPS * Q_SLAB, STATS_BYTES = C::TILE_M * 8;
+	static const int DQ_AT = DS_AT + lds_bwd_scores(C::TILE_N) * GROUPS * Q_SLAB,
+			 STATS_BYTES = C::TILE_M * 8;
 	static const int STATS_AT = DQ_AT + GROUPS * DQ_BYTES,
 			 BARRIERS_AT = STATS_AT + Q_STAGES * STATS_BYTES;
 	static_assert(BARRIERS_AT + LDS_WGMMA_BARRIERS ==
@@ -443,6 +448,42 @@ template <class C> struct BackwardWgmmaBlock {
 		return parity;
 	}
 
+	/* ROLES: one thread, whose chunks come one after the other by two buffers. */
+	METHOD void send_chunks() const
+	{
+		i64 floats;
+		float *head = dq_head_of(at.a, at.seq, part * n_heads(), &floats);
+		u32 number = 0;
+
+		NO_UNROLL
+		for (i32 n = n_heads(); n > 0; n--, head += floats) {
+			NO_UNROLL
+			for (Step step = {0, 0, 0}; step.tile < tiles.count; step.tile++)
+				number = send_chunks_of(head + (i64)tile_of(step) * DQ_TILE, number,
+							step);
+		}
+	}
+	METHOD u32 send_chunks_of(float *tile, u32 number, const Step &step) const
+	{
+		u32 *counter = (u32 *)(tile + DQ.blocks(0) * DQ.chunk_floats());
+
+		NO_UNROLL
+		for (i32 slab = 0; slab < Q_SLABS; slab++, number++) {
+			i32 second = slab >= DQ.blocks(0) ? LDS_DQ_COUNTER : 0;
+
+			barrier_wait(dq_full(number % 2), number / 2 & 1);
+			if (at.a.deterministic && slab == 0)
+				wait_for_turn(counter, turn_of(query_of(step)));
+			add_bulk(tile + slab * DQ.chunk_floats() + second, dq_part(number % 2),
+				 DQ_BYTES);
+			bulk_wait_read();
+			barrier_arrive(dq_empty(number % 2));
+		}
+		if (at.a.deterministic)
+			end_turn(counter);
+		return number;
+	}
+
 	/* How many blocks with smaller keys add to the tile of queries. */
 	METHOD i32 turn_of(i32 query) const
 	{
@@ -732,16 +773,17 @@ template <class C> struct BackwardWgmmaBlock {
 	}
 
 	/* The sender takes it from there. */
-	METHOD void store_dq(const Dq &dq, u32 parity) const
+	METHOD void store_dq(const Dq &dq, u32 parity) const { store_chunk(dq, group(), parity); }
+	METHOD void store_chunk(const Dq &dq, i32 buffer, u32 parity) const
 	{
-		u32 to = dq_part(group()) + thread_id() % GROUP_THREADS * 16;
+		u32 to = dq_part(buffer) + thread_id() % GROUP_THREADS * 16;
 
-		barrier_wait(dq_empty(group()), parity);
+		barrier_wait(dq_empty(buffer), parity);
 		UNROLL
 		for (int j = 0; j < DQ_QUERIES / 8; j++)
 			store_shared_16(to + j * (GROUP_THREADS * 16), dq.t[j / 2].x + j % 2 * 4);
 		fence_async();
-		release(dq_full(group()));
+		release(dq_full(buffer));
 	}
 
 	typedef RegTile<Core, 1, TD> SumK;
@@ -805,12 +847,12 @@ template <class C> struct BackwardWgmmaBlock {
 			for (int i = 0; i < Q_STAGES; i++) {
 				/* the copies; the warp that brings LSE and D */
 				barrier_init(q_full(i), 1 + FMHA_WAVE);
-				barrier_init(q_empty(i), C::THREADS);
+				barrier_init(q_empty(i), READERS * FMHA_WAVE);
 			}
 			UNROLL
 			for (int i = 0; i < DO_STAGES; i++) {
 				barrier_init(do_full(i), 1);
-				barrier_init(do_empty(i), C::WAVES_M);
+				barrier_init(do_empty(i), READERS);
 			}
 			UNROLL
 			for (int i = 0; i < GROUPS; i++) {
@@ -834,7 +876,9 @@ template <class C> struct BackwardWgmmaBlock {
 			bring_stats();
 		else if (lane_id() == 0 && role == 0)
 			load(q, k, v, d_o);
-		else if (lane_id() == 0)
+		else if (ROLES && lane_id() == 0 && role == 1)
+			send_chunks();
+		else if (!ROLES && lane_id() == 0)
 			send_dq(role - 1);
 	}
 };

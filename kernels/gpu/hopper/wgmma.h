@@ -83,6 +83,7 @@ template <class T, int TILES> struct Wgmma;
 /*
  * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit
  * types, in registers; turned(): the same of A^T, A read across its rows, of 16-bit types;
+ * crossed(): D += A^T B, both read across their rows, of 16-bit types;
  * across(): D += A B, A in registers, of 16-bit types: of 8-bit ones B is always read along its
  * rows.
  */
@@ -112,6 +113,14 @@ template <class T, int TILES> struct Wgmma;
 				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 1, 0;\n\t}"                 \
 				     : WGMMA_X##TILES                                                                \
 				     : "l"(a), "l"(b), "r"(add));                                                    \
+		}                                                                                           \
+		template <class Acc> METHOD static void crossed(Acc (&d)[TILES], u64 a, u64 b)              \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.eq.s32 add, 0, 0;\n\t"                        \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 1, 1;\n\t}"                 \
+				     : WGMMA_X##TILES                                                                \
+				     : "l"(a), "l"(b));                                                               \
 		}                                                                                           \
 		template <class Acc> METHOD static void across(Acc (&d)[TILES], const u32 (&a)[4], u64 b)   \
 		{                                                                                           \
