@@ -247,6 +247,7 @@ static const struct spec_row kernels[] = {
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 64, 128, 8, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 512, 32, 64, 4, 1, 1), /* above 256 in parts */
+	GRAD_WARPGROUPS(64, 128, 128, WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(softcap)),
 	GRAD_WARPGROUPS(128, 64, 128, 0),
 	GRAD_ROLES(192, 64, 96),
 	GRAD_WARPGROUPS(256, 64, 64, WITHOUT(dropout) | WITHOUT(softcap)),
@@ -318,7 +319,8 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 	if (spec->signature.family != SPEC_BWD_DQ_DK_DV)
 		return;
 	*ret_rows = spec->tile.tile_m0;
-	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max);
+	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max,
+				  spec->signature.logits || spec->signature.dropout);
 }
 
 static int32_t kv_parts(const struct kernel_spec *spec, uint32_t units,

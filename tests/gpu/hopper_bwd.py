@@ -30,11 +30,12 @@ FEW = ("odd", "group", "modified", "odd, parts", "group, parts", "modified, part
 
 VARIANTS = dict([
     variant(d, dv, m, n, dtype, **mask)
-    for d, dv, m, n in ((64, 64, 64, 128), (96, 96, 64, 128), (128, 128, 64, 128), (192, 128, 64, 96),
+    for d, dv, m, n in ((64, 64, 64, 128), (64, 64, 128, 128), (96, 96, 64, 128), (128, 128, 64, 128), (192, 128, 64, 96),
                         (256, 256, 64, 64))
     for dtype, mask in (("bf16", {}), ("bf16", dict(MASK=1)), ("f16", dict(MASK=1)))
 ] + [
-    variant(32, 32, 64, 128, MASK=1), variant(160, 128, 64, 96), variant(192, 128, 64, 64, MASK=1, LOGITS=1, BIAS=2),
+    variant(32, 32, 64, 128, MASK=1), variant(96, 96, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(96, 96, 64, 128, MASK=1, DROPOUT=1),
+    variant(160, 128, 64, 96), variant(192, 128, 64, 64, MASK=1, LOGITS=1, BIAS=2),
     variant(160, 160, 64, 64, MASK=1), variant(192, 192, 64, 64, MASK=1),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=1), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=1),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=2),
@@ -42,6 +43,12 @@ VARIANTS = dict([
     variant(64, 64, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1, DROPOUT=1, BIAS=1),
 ])
 SMALL = {"dot": abi.BWD_DOT_DO_O, "convert": abi.BWD_CONVERT_DQ}
+
+
+def dq_width(v):
+    """Columns of dQ's tile."""
+    by_rows = 64 < v["dq"] <= 96 and v["m"] == 64 and not v["features"].keys() & {"SOFTCAP", "DROPOUT"}
+    return 96 if by_rows else -(-v["dq"] // 64) * 64
 
 
 def tile_of(v):
@@ -84,7 +91,7 @@ class Device(hopper.Device):
     def launch_of(self, name, p):
         """A function that launches the three stages."""
         v = self.variants[name]
-        args = p.args(v["m"], -(-v["dq"] // 64) * 64)
+        args = p.args(v["m"], dq_width(v))
         p.cut(args, p.parts or self.parts_of(v, args)[0])
         stages = [(f"{v['dtype']}_dot", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
         stages = [self.launcher(self.function(n, found[n]), found[n], args) for n, found in stages]

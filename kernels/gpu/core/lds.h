@@ -294,6 +294,16 @@ LDS_FN int lds_bwd_do_stages(int hdim_q, int hdim_v)
 	return hdim_q + hdim_v > 2 * 192 ? 1 : 2;
 }
 
+/*
+ * Heads of a slab and a half: one warpgroup has all of dQ, 64 queries by 96. Not where a soft cap
+ * or dropout makes the loop long, of which there would be two.
+ */
+#define LDS_DQ_ROW 96
+LDS_FN int lds_bwd_dq_by_rows(int tile_m, int hdim_q, int is_long)
+{
+	return tile_m == 64 && hdim_q > 64 && hdim_q <= LDS_DQ_ROW && !is_long;
+}
+
 LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 {
 	int slabs = (c.hdim_q + 63) / 64;
@@ -312,9 +322,11 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
 #define LDS_DQ_COUNTER 32
-LDS_FN int lds_dq_tile(int tile_m, int hdim_q)
+LDS_FN int lds_dq_tile(int tile_m, int hdim_q, int is_long)
 {
-	return tile_m * ((hdim_q + 63) / 64 * 64) + 2 * LDS_DQ_COUNTER;
+	return tile_m * (lds_bwd_dq_by_rows(tile_m, hdim_q, is_long) ? LDS_DQ_ROW
+								     : (hdim_q + 63) / 64 * 64) +
+	       2 * LDS_DQ_COUNTER;
 }
 
 /* convert_dq turns its chunks of 64 columns, so many queries at a time. */

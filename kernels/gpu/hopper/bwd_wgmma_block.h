@@ -27,10 +27,15 @@ template <class C> struct BackwardWgmmaBlock {
 	typedef OperandTile<Core, 1, TN> Weights;
 	typedef BackwardScores<C, true, 1, TN, BackwardWgmmaBlock> Steps;
 	static constexpr DqCut DQ = {C::TILE_M, slabs_of(C::HDIM_Q)};
-	static const int DQ_QUERIES = DQ.queries(), DQ_BYTES = 64 * DQ_QUERIES * 4;
-	static const int DQ_TILE = lds_dq_tile(C::TILE_M, C::HDIM_Q); /* floats */
-	struct Dq { /* a chunk: 64 of the head dimension x queries */
-		typename Core::Acc t[DQ_QUERIES / 16];
+	static const bool DQ_BY_ROWS =
+		lds_bwd_dq_by_rows(C::TILE_M, C::HDIM_Q, C::SOFTCAP || C::DROPOUT);
+	static const int DQ_QUERIES = DQ.queries(),
+			 DQ_BYTES = 64 * (DQ_BY_ROWS ? C::HDIM_Q : DQ_QUERIES) * 4;
+	static_assert(!DQ_BY_ROWS || C::HDIM_Q == LDS_DQ_ROW, "padded to");
+	static const int DQ_TILE = lds_dq_tile(C::TILE_M, C::HDIM_Q,
+					       C::SOFTCAP || C::DROPOUT); /* floats */
+	struct Dq { /* a chunk: 64 of the head dimension x queries; DQ_BY_ROWS, 64 queries x it */
+		typename Core::Acc t[(DQ_BY_ROWS ? C::HDIM_Q : DQ_QUERIES) / 16];
 	};
 
 	/* The warpgroups have 64 keys each, or the same ones: these, or 96, of which three
@@ -46,7 +51,12 @@ template <class C> struct BackwardWgmmaBlock {
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
-	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
+	static const bool TALL = C::TILE_M > 64;
+	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1 && !TALL;
+	/* dK and dV begin with the first step's products and not with zeros, where accumulators
+	 * need all registers: ptxas moves zeros in front of take_registers(), keeps them below
+	 * what a thread has there, and finds too few for the others. */
+	static const bool BEGINS_SUMS = TALL || DQ_BY_ROWS;
 	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
 	static_assert(!HAS_DATA || !(SHARED || ROLES), "wide heads find their place twice");
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
@@ -60,7 +70,7 @@ template <class C> struct BackwardWgmmaBlock {
 			 DS_AT = DO_AT + DO_STAGES * DO_BYTES;
 	static const int DQ_AT = DS_AT + lds_bwd_scores(C::TILE_N) * GROUPS * Q_SLAB,
 			 STATS_BYTES = C::TILE_M * 8;
-	static const int STATS_AT = DQ_AT + GROUPS * DQ_BYTES,
+	static const int STATS_AT = DQ_AT + GROUPS * 64 * DQ_QUERIES * 4,
 			 BARRIERS_AT = STATS_AT + Q_STAGES * STATS_BYTES;
 	static_assert(BARRIERS_AT + LDS_WGMMA_BARRIERS ==
 			      lds_bwd_wgmma(C::cut(C::TILE_M, C::TILE_N)),
@@ -366,11 +376,15 @@ template <class C> struct BackwardWgmmaBlock {
 		}
 	}
 
+	/* A lane's rows whose LSE and D are on their way together: it has 24 registers. */
+	static const int STATS_AT_ONCE = 2;
+	static_assert(C::TILE_M % (STATS_AT_ONCE * FMHA_WAVE) == 0, "whole rounds");
+
 	/* LSE and D, so that exp2(score * unit + LSE) is P: of two rows (LSE, LSE, D, D). Rows that
 	 * see nothing may have any D. */
 	METHOD void bring_stats() const
 	{
-		const int ROUNDS = (C::TILE_M + FMHA_WAVE - 1) / FMHA_WAVE;
+		const int ROUNDS = C::TILE_M / FMHA_WAVE;
 		const abi_rows &lse = at.a.lse, &d = at.a.d;
 		Step step = first_step();
 
@@ -380,28 +394,32 @@ template <class C> struct BackwardWgmmaBlock {
 			    n_valid = at.seq.n_q - row;
 			const float *from_lse = lse.data + rows_offset(lse, at.seq, row, step.head);
 			const float *from_d = d.data + rows_offset(d, at.seq, row, step.head);
-			float found[ROUNDS][2];
 
-			UNROLL
-			for (int i = 0; i < ROUNDS; i++) {
-				const int r = i * FMHA_WAVE;
+			NO_UNROLL
+			for (i32 round = 0; round < ROUNDS; round += STATS_AT_ONCE) {
+				float found[STATS_AT_ONCE][2];
 
-				found[i][0] = minus_infinity();
-				found[i][1] = 0;
-				if (r < n_valid) {
-					found[i][0] = at.exponent_of(from_lse[r * lse.stride_seq]);
-					found[i][1] = from_d[r * d.stride_seq];
-				}
-				if (found[i][0] == minus_infinity())
+				UNROLL
+				for (int i = 0; i < STATS_AT_ONCE; i++) {
+					const i32 r = (round + i) * FMHA_WAVE;
+
+					found[i][0] = minus_infinity();
 					found[i][1] = 0;
-			}
-			barrier_wait(q_empty(step.q_stage()), step.q_parity() ^ 1);
-			UNROLL
-			for (int i = 0; i < ROUNDS; i++) {
-				i32 r = i * FMHA_WAVE + lane_id();
-				u32 to = stats(step.q_stage()) + r / 2 * 16 + r % 2 * 4;
+					if (r < n_valid) {
+						found[i][0] = at.exponent_of(
+							from_lse[r * lse.stride_seq]);
+						found[i][1] = from_d[r * d.stride_seq];
+					}
+					if (found[i][0] == minus_infinity())
+						found[i][1] = 0;
+				}
+				if (round == 0)
+					barrier_wait(q_empty(step.q_stage()), step.q_parity() ^ 1);
+				UNROLL
+				for (int i = 0; i < STATS_AT_ONCE; i++) {
+					i32 r = (round + i) * FMHA_WAVE + lane_id();
+					u32 to = stats(step.q_stage()) + r / 2 * 16 + r % 2 * 4;
 
-				if (r < C::TILE_M) {
 					store_shared(to, found[i][0]);
 					store_shared(to + 8, found[i][1]);
 				}
@@ -431,7 +449,7 @@ template <class C> struct BackwardWgmmaBlock {
 	}
 	METHOD u32 send_tile(float *part, i32 group, u32 parity, const Step &step) const
 	{
-		i32 n_blocks = DQ.blocks(group);
+		i32 n_blocks = DQ_BY_ROWS ? 1 : DQ.blocks(group);
 		u32 *counter = (u32 *)(part + n_blocks * (DQ_BYTES / 4));
 
 		NO_UNROLL
@@ -584,9 +602,10 @@ template <class C> struct BackwardWgmmaBlock {
 		start_scores<C::HDIM_V / 16>(dp, own_keys(v_tile()), do_tile(step.do_stage()));
 	}
 
-	/* sum += P^T X, X: the tile's rows. */
+	/* sum += P^T X, X: the tile's rows; BEGINS_SUMS, in the first step sum = P^T X. */
 	template <int T>
-	METHOD static void start_sum(RegTile<Core, 1, T> &sum, const Weights &p, u32 rows)
+	METHOD static void start_sum(RegTile<Core, 1, T> &sum, const Weights &p, u32 rows,
+				     const Step &step)
 	{
 		u64 b = wgmma_descriptor(rows, Q_SLAB);
 
@@ -594,7 +613,11 @@ template <class C> struct BackwardWgmmaBlock {
 		wgmma_begin();
 		UNROLL
 		for (int i = 0; i < TN; i++)
-			Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r, b + i * STEP_ACROSS);
+			if (BEGINS_SUMS && i == 0)
+				Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r, b, step.number);
+			else
+				Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r,
+							  b + i * STEP_ACROSS);
 		wgmma_commit();
 	}
 
@@ -611,6 +634,24 @@ template <class C> struct BackwardWgmmaBlock {
 			Wgmma<Element, DQ_QUERIES / 16>::turned(
 				dq.t, a + i * STEP_ACROSS,
 				b + i / IN_SLAB * (Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
+		wgmma_commit();
+	}
+
+	/* DQ_BY_ROWS: all of it. */
+	METHOD void start_all_dq(Dq &dq, i32 stage) const
+	{
+		const int IN_SLAB = SLAB_COLUMNS / 16;
+		u64 a = wgmma_descriptor(ds_tile(stage), 0);
+		u64 b = wgmma_descriptor(k_tile(), K_SLAB);
+
+		settle(dq.t);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < C::TILE_N / 16; i++)
+			Wgmma<Element, TD>::mixed(dq.t,
+						  a + i / IN_SLAB * (Q_SLAB >> 4) +
+							  i % IN_SLAB * STEP_ALONG,
+						  b + i * STEP_ACROSS, i > 0);
 		wgmma_commit();
 	}
 
@@ -765,10 +806,16 @@ template <class C> struct BackwardWgmmaBlock {
 		wgmma_wait<0>();
 		settle(dp.t[0]);
 		differentiate(s, dp, step, hidden);
+		if (TALL) { /* dS gives room for P */
+			ds = round_to_operand(dp);
+			store_ds(ds, step.ds_stage());
+		}
 		p = round_to_operand(s);
-		start_sum(dv, p, do_tile(step.do_stage()));
-		ds = round_to_operand(dp);
-		store_ds(ds, step.ds_stage());
+		start_sum(dv, p, do_tile(step.do_stage()), step);
+		if (!TALL) {
+			ds = round_to_operand(dp);
+			store_ds(ds, step.ds_stage());
+		}
 		return ds;
 	}
 
@@ -780,7 +827,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 		barrier_wait(dq_empty(buffer), parity);
 		UNROLL
-		for (int j = 0; j < DQ_QUERIES / 8; j++)
+		for (int j = 0; j < DQ_BYTES / (GROUP_THREADS * 16); j++)
 			store_shared_16(to + j * (GROUP_THREADS * 16), dq.t[j / 2].x + j % 2 * 4);
 		fence_async();
 		release(dq_full(buffer));
@@ -878,7 +925,7 @@ template <class C> struct BackwardWgmmaBlock {
 			load(q, k, v, d_o);
 		else if (ROLES && lane_id() == 0 && role == 1)
 			send_chunks();
-		else if (!ROLES && lane_id() == 0)
+		else if (!ROLES && lane_id() == 0 && !(DQ_BY_ROWS && role == 2))
 			send_dq(role - 1);
 	}
 };

@@ -706,8 +706,8 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 
 	if (!why && traits->mask_data && traits->dropout)
 		why = "has masks that are data with no dropout";
-	if (!why && traits->mask_data && t->tile_n < 128)
-		why = "has masks that are data with heads up to 128";
+	if (!why && traits->mask_data && (t->tile_n < 128 || t->tile_m > 64))
+		why = "has masks that are data with heads up to 128, by 64 queries";
 	/* The formula would have it nearly as fast. */
 	if (!why && lds_bwd_is_shared(t->tile_n) && suits_roles(t) && !traits->bias)
 		why = "three warpgroups share 96 keys where there is no bias";

@@ -13,6 +13,7 @@
 #include <kernels/gpu_peak.h>
 
 #include "core/grid.h"
+#include "core/lds.h"
 
 static const struct gpu_tile mma_128 = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
 static const struct gpu_tile mma_pack = {GPU_MMA_PACK, 16, 64, 128, 128, 1, 4, 1};
@@ -264,6 +265,10 @@ static void warpgroups_sum_heads_in_a_block(void **state)
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	assert_int_equal(grid[0], 5 * 8 * 2);
 	a.dq_tile_floats = 64 * 64 + 64; /* one slab: the warpgroups share the queries */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 5 * 8 * 2);
+	a.dq_tile_floats = lds_dq_tile(64, 96, 0); /* a slab and a half: by rows, half of them */
+	assert_int_equal(a.dq_tile_floats, 64 * 96 + 64);
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	assert_int_equal(grid[0], 5 * 8 * 2);
 }
