@@ -60,6 +60,10 @@
 #define GRAD_WARPGROUPS(hdim, m, n, without)                                                       \
 	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, without, hdim, m, n, 8, 1, \
 	     1)
+/* The same of three that have different products, and no registers for a bias. */
+#define GRAD_ROLES(hdim, m, n)                                                                     \
+	TILE(GPU_WGMMA, CORE(WGMMA), SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF,                            \
+	     WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(softcap), hdim, m, n, 12, 1, 1)
 /* Few rows, as fast as memory: two blocks a unit. */
 #define DECODE(hdim, m, n, waves_m, waves_n)                                                       \
 	TILE(GPU_DECODE, GPU_MMA_CORES, FORWARD, HALF, WITHOUT(dropout), hdim, m, n, waves_m,      \
@@ -243,7 +247,9 @@ static const struct spec_row kernels[] = {
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 64, 128, 8, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 128, 32, 64, 4, 1, 1),
 	GRAD(GPU_MMA, GPU_MMA_CORES, 512, 32, 64, 4, 1, 1), /* above 256 in parts */
+	GRAD_WARPGROUPS(64, 128, 128, WITHOUT(bias) | WITHOUT(dropout) | WITHOUT(softcap)),
 	GRAD_WARPGROUPS(128, 64, 128, 0),
+	GRAD_ROLES(192, 64, 96),
 	GRAD_WARPGROUPS(256, 64, 64, WITHOUT(dropout) | WITHOUT(softcap)),
 	STAGED_GRAD(CORE(MFMA), 64, 32, 128, 4, 2, 0),
 	STAGED_GRAD(CORE(MFMA), 128, 32, 128, 4, 1, 0),
@@ -313,7 +319,8 @@ static void dq_tile(const struct kernel_spec *spec, int32_t *ret_rows, int32_t *
 	if (spec->signature.family != SPEC_BWD_DQ_DK_DV)
 		return;
 	*ret_rows = spec->tile.tile_m0;
-	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max);
+	*ret_floats = lds_dq_tile(spec->tile.tile_m0, spec->tile.tile_k0max,
+				  spec->signature.logits || spec->signature.dropout);
 }
 
 static int32_t kv_parts(const struct kernel_spec *spec, uint32_t units,

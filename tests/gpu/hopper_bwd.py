@@ -24,17 +24,19 @@ from gpu_timer import compare
 from hopper import CAUSAL, variant
 
 COUNTERS = 64  # 2 LDS_DQ_COUNTER
-WAVES = 8  # of products
 KEEP = 0.8  # dropout
 FEW = ("odd", "group", "modified", "odd, parts", "group, parts", "modified, parts")
 
 
 VARIANTS = dict([
     variant(d, dv, m, n, dtype, **mask)
-    for d, dv, m, n in ((64, 64, 64, 128), (96, 96, 64, 128), (128, 128, 64, 128), (192, 128, 64, 64), (256, 256, 64, 64))
+    for d, dv, m, n in ((64, 64, 64, 128), (64, 64, 128, 128), (96, 96, 64, 128), (128, 128, 64, 128), (192, 128, 64, 96),
+                        (256, 256, 64, 64))
     for dtype, mask in (("bf16", {}), ("bf16", dict(MASK=1)), ("f16", dict(MASK=1)))
 ] + [
-    variant(32, 32, 64, 128, MASK=1), variant(160, 160, 64, 64, MASK=1), variant(192, 192, 64, 64, MASK=1),
+    variant(32, 32, 64, 128, MASK=1), variant(96, 96, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(96, 96, 64, 128, MASK=1, DROPOUT=1),
+    variant(160, 128, 64, 96), variant(192, 128, 64, 64, MASK=1, LOGITS=1, BIAS=2),
+    variant(160, 160, 64, 64, MASK=1), variant(192, 192, 64, 64, MASK=1),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=1), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=1),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=2),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1), variant(128, 128, 64, 128, MASK=1, DROPOUT=1),
@@ -43,9 +45,20 @@ VARIANTS = dict([
 SMALL = {"dot": abi.BWD_DOT_DO_O, "convert": abi.BWD_CONVERT_DQ}
 
 
+def dq_width(v):
+    """Columns of dQ's tile."""
+    by_rows = 64 < v["dq"] <= 96 and v["m"] == 64 and not v["features"].keys() & {"SOFTCAP", "DROPOUT"}
+    return 96 if by_rows else -(-v["dq"] // 64) * 64
+
+
+def tile_of(v):
+    """With its waves of products."""
+    return hopper.tile_of(v, 12 if v["n"] == 96 else 8)
+
+
 def kernel_of(lib, v):
     args = hopper.ask(abi.BwdArgs(), v)
-    return abi.make_kernel(lib, hopper.ARCH, abi.BWD_DQ_DK_DV, args.dtype, args, hopper.tile_of(v, WAVES))
+    return abi.make_kernel(lib, hopper.ARCH, abi.BWD_DQ_DK_DV, args.dtype, args, tile_of(v))
 
 
 def small_kernels(lib):
@@ -72,13 +85,13 @@ class Device(hopper.Device):
     def parts_of(self, v, args):
         """How many parts a plan takes, and about how many microseconds one part and those are expected to take."""
         us = (ctypes.c_double * 2)()
-        n = self.lib.gpu_kernel_parts(ctypes.byref(hopper.tile_of(v, WAVES)), ctypes.c_uint32(cuda_device.UNITS), ctypes.byref(args), us)
+        n = self.lib.gpu_kernel_parts(ctypes.byref(tile_of(v)), ctypes.c_uint32(cuda_device.UNITS), ctypes.byref(args), us)
         return n, *us
 
     def launch_of(self, name, p):
         """A function that launches the three stages."""
         v = self.variants[name]
-        args = p.args(v["m"], -(-v["dq"] // 64) * 64)
+        args = p.args(v["m"], dq_width(v))
         p.cut(args, p.parts or self.parts_of(v, args)[0])
         stages = [(f"{v['dtype']}_dot", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
         stages = [self.launcher(self.function(n, found[n]), found[n], args) for n, found in stages]
@@ -404,7 +417,7 @@ def bench_parts(device, match, shapes, rows, reps, peers):
     torch, lines = device.torch, []
     for b, hq, hk, s, d, dv in shapes:
         for causal in (False, True):
-            name = f"bf16_{d}x{dv}_t64x{128 if d <= 128 else 64}" + "_mask1" * causal
+            name = f"bf16_{d}x{dv}_t64x{128 if d <= 128 else 96 if dv <= 128 else 64}" + "_mask1" * causal
             if name not in device.variants or match not in name:
                 continue
             sets = [make(torch, b, hq, hk, s, s, d, dv, solved=False, **(CAUSAL if causal else {})) for _ in range(2)]

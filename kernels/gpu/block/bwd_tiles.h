@@ -4,7 +4,9 @@
  * one padded; a tile is what two warpgroups hold of dQ^T, as they hold it: chunks of 64 of the head
  * dimension by `queries`, stored in fours, [query / 8][thread]: two neighbouring queries of head
  * dimension 16 (thread / 32) + thread / 4 % 8, then of the one 8 further. Warpgroups share the head
- * dimension or, if it is one slab of 64, the queries.
+ * dimension or, if it is one slab of 64, the queries. Of a slab and a half (lds_bwd_dq_by_rows()) a
+ * tile is what one warpgroup holds of dQ, in fours [column / 8][thread]: two neighbouring columns
+ * of query 16 (thread / 32) + thread / 4 % 8, then of the query 8 further.
  *
  * Behind a warpgroup's chunks lies a counter: how many blocks of keys have been added.
  */
@@ -23,6 +25,11 @@ struct DqCut {
 		return DqCut{a.dq_tile_rows, grid_dq_slabs(&a)};
 	}
 	DQ_FN bool by_queries() const { return slabs == 1; }
+	/* No whole slabs: then cut is by halves of the queries, as of one slab. */
+	METHOD static bool are_rows(const abi_bwd_args &a)
+	{
+		return (a.dq_tile_floats - 2 * LDS_DQ_COUNTER) % (64 * a.dq_tile_rows) != 0;
+	}
 	/* Chunks of a warpgroup: of an odd number the second has more, as the first one's steps
 	 * take longer. */
 	DQ_FN i32 blocks(i32 part) const { return by_queries() ? 1 : (slabs + part) / 2; }

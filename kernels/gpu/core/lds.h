@@ -269,7 +269,7 @@ LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow)
 /*
  * Hopper's backward loops, bwd_wgmma.h: tiles of K and V, of Q in stages, of dO in stages where
  * there is room, two numbers a row in stages, dS of 128 keys in stages, and chunks of dQ on their
- * way out. Wide heads: the two warpgroups share their keys, of which there are dS and P.
+ * way out. Wide heads: the warpgroups share their keys, of which there are dS and P.
  */
 #define LDS_BWD_WGMMA_STAGES 2
 LDS_FN int lds_bwd_is_shared(int tile_n)
@@ -277,9 +277,31 @@ LDS_FN int lds_bwd_is_shared(int tile_n)
 	return tile_n == 64;
 }
 
+/* Three warpgroups, each with products of its own, share 96 keys: bwd_wgmma_roles.h. */
+LDS_FN int lds_bwd_has_roles(int tile_n)
+{
+	return tile_n == 96;
+}
+
+/* Tiles of dS and P, of 128 keys each. */
+LDS_FN int lds_bwd_scores(int tile_n)
+{
+	return LDS_BWD_WGMMA_STAGES + (lds_bwd_has_roles(tile_n) ? 1 : 0);
+}
+
 LDS_FN int lds_bwd_do_stages(int hdim_q, int hdim_v)
 {
 	return hdim_q + hdim_v > 2 * 192 ? 1 : 2;
+}
+
+/*
+ * Heads of a slab and a half: one warpgroup has all of dQ, 64 queries by 96. Not where a soft cap
+ * or dropout makes the loop long, of which there would be two.
+ */
+#define LDS_DQ_ROW 96
+LDS_FN int lds_bwd_dq_by_rows(int tile_m, int hdim_q, int is_long)
+{
+	return tile_m == 64 && hdim_q > 64 && hdim_q <= LDS_DQ_ROW && !is_long;
 }
 
 LDS_FN int lds_bwd_wgmma(struct lds_cut c)
@@ -290,7 +312,7 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 	return lds_slabs(c.tile_n, 2 * c.hdim_q) + lds_slabs(c.tile_n, 2 * c.hdim_v) +
 	       LDS_BWD_WGMMA_STAGES * (lds_slabs(c.tile_m, 2 * c.hdim_q) + c.tile_m * 8) +
 	       lds_bwd_do_stages(c.hdim_q, c.hdim_v) * lds_slabs(c.tile_m, 2 * c.hdim_v) +
-	       LDS_BWD_WGMMA_STAGES * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
+	       lds_bwd_scores(c.tile_n) * lds_slabs(c.tile_m, 2 * 128) + dq + LDS_WGMMA_BARRIERS;
 }
 
 /* Under a mask that is data, behind that: two bits for each of so many tiles of queries, or for as
@@ -300,9 +322,11 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
 #define LDS_DQ_COUNTER 32
-LDS_FN int lds_dq_tile(int tile_m, int hdim_q)
+LDS_FN int lds_dq_tile(int tile_m, int hdim_q, int is_long)
 {
-	return tile_m * ((hdim_q + 63) / 64 * 64) + 2 * LDS_DQ_COUNTER;
+	return tile_m * (lds_bwd_dq_by_rows(tile_m, hdim_q, is_long) ? LDS_DQ_ROW
+								     : (hdim_q + 63) / 64 * 64) +
+	       2 * LDS_DQ_COUNTER;
 }
 
 /* convert_dq turns its chunks of 64 columns, so many queries at a time. */

@@ -208,6 +208,11 @@ template <class C> struct BackwardRows {
 		float *to = stage + thread % 4 * 2 * STRIDE + thread / 32 * 16 + thread / 4 % 8;
 		Storage *rows = (Storage *)a.dq.data + q_offset(a.dq, v, row, head);
 
+		if (DqCut::are_rows(a))
+			return convert_rows(stage, rows,
+					    dq_head_of(a, v, head, &floats) +
+						    (i64)number * a.dq_tile_floats + part * 256,
+					    min_of(QUERIES, v.n_q - row));
 		NO_UNROLL
 		for (i32 q = 0; q < cut.queries(); q += QUERIES) {
 			UNROLL
@@ -233,6 +238,39 @@ template <class C> struct BackwardRows {
 						    a.dq.stride_dim,
 						    stage + i / 8 * STRIDE + i % 8 * 8,
 						    a.hdim_q - dim - i % 8 * 8);
+			block_sync();
+		}
+	}
+
+	/* 32 queries of a tile by rows, 64 columns and then the others. */
+	METHOD void convert_rows(float *stage, Storage *rows, const float *from, i32 n_rows) const
+	{
+		const int STRIDE = LDS_CONVERT_STRIDE;
+		i32 thread = thread_id(), lane = thread % 64;
+		float *to = stage + (lane / 32 * 16 + lane / 4 % 8) * STRIDE + lane % 4 * 2;
+
+		NO_UNROLL
+		for (i32 first = 0; first < a.hdim_q; first += 64) {
+			i32 n = min_of(a.hdim_q - first, 64);
+
+			NO_UNROLL
+			for (i32 j = thread / 64; j < n / 8; j += 2) {
+				chunk16 x = load16(from + (first / 8 + j) * 512 + lane * 4);
+
+				UNROLL
+				for (int e = 0; e < 4; e++)
+					to[e / 2 * 8 * STRIDE + j * 8 + e % 2] =
+						bits_to_float(x.w[e]) * a.scale;
+			}
+			block_sync();
+			for (i32 i = thread; i < n_rows * 8; i += 128)
+				if (i % 8 * 8 < n)
+					store_chunk(rows, a.dtype,
+						    (i64)(i / 8) * a.dq.stride_seq +
+							    (first + i % 8 * 8) * a.dq.stride_dim,
+						    a.dq.stride_dim,
+						    stage + i / 8 * STRIDE + i % 8 * 8,
+						    n - i % 8 * 8);
 			block_sync();
 		}
 	}

@@ -8,13 +8,16 @@
  *   dV += P^T dO, dK += dS^T Q        P^T and dS^T, with dS = P (dP - D), from registers
  *   dQ^T = K^T dS^T                   dS through shared memory: of all warpgroups
  *
- * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Wider ones: bwd_wgmma_wide.h;
- * up to 64: bwd_wgmma_narrow.h.
+ * Heads of up to 128: each warpgroup has 64 keys, and a part of dQ^T. Of a slab and a half, up to
+ * 96, that would be half zeros: there the first one has all of dQ, by rows, and the other may be
+ * two steps ahead. Wider ones: bwd_wgmma_wide.h and, of 192 and 128, bwd_wgmma_roles.h; up to 64,
+ * by 64 queries: bwd_wgmma_narrow.h.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_H
 #define FMHA_GPU_BWD_WGMMA_H
 
 #include "bwd_wgmma_narrow.h"
+#include "bwd_wgmma_roles.h"
 #include "bwd_wgmma_wide.h"
 
 template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
@@ -25,7 +28,42 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 
 	METHOD BackwardWgmma(const abi_bwd_args &args) : Block(args) {}
 
+	/* What a warpgroup finds of dQ. */
+	enum Share { HALF, ALL, NOTHING };
+	/* DQ_BY_ROWS: of each stage of dS, that the second warpgroup has stored its part, and that
+	 * the first one has read it. */
+	static const int BOTH = Block::GROUPS * Block::GROUP_THREADS;
+	static const int DS_FULL = Block::DS_BARRIER, DS_EMPTY = DS_FULL + Block::DS_STAGES;
+
 	METHOD void stream(typename Block::SumK &dk, typename Block::SumV &dv)
+	{
+		if constexpr (!Block::DQ_BY_ROWS)
+			walk<HALF>(dk, dv);
+		else if (this->group() == 0)
+			walk<ALL>(dk, dv);
+		else
+			walk<NOTHING>(dk, dv);
+	}
+
+	/* dS is stored for the warpgroup that finds dQ, or for both. */
+	template <Share OF_DQ> METHOD void hand_on(const Step &step) const
+	{
+		if (OF_DQ == HALF)
+			named_sync(Block::DS_BARRIER, BOTH);
+		else if (OF_DQ == ALL)
+			named_sync(DS_FULL + step.ds_stage(), BOTH);
+		else
+			named_arrive(DS_FULL + step.ds_stage(), BOTH);
+	}
+	METHOD void finish_dv(typename Block::SumV &dv, const Step &step) const
+	{
+		wgmma_wait<1>();
+		settle(dv.t[0]);
+		this->release(this->do_empty(step.do_stage()));
+	}
+
+	template <Share OF_DQ>
+	METHOD void walk(typename Block::SumK &dk, typename Block::SumV &dv)
 	{
 		Step step = this->first_step();
 
@@ -44,16 +82,26 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->start_dp(dp, step);
 			u32 hidden = this->find_hidden(step);
 			wgmma_wait<1>();
+			if (OF_DQ == NOTHING && step.number >= Block::DS_STAGES)
+				named_sync(DS_EMPTY + step.ds_stage(), BOTH);
 			ds = this->start_gradients(s, dp, dv, step, hidden);
-			named_sync(Block::DS_BARRIER, Block::GROUPS * Block::GROUP_THREADS);
-			this->start_dq(dq, 0, step.ds_stage());
-			wgmma_wait<1>();
-			settle(dv.t[0]);
-			this->release(this->do_empty(step.do_stage()));
-			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
-			wgmma_wait<1>();
-			settle(dq.t);
-			this->store_dq(dq, step.number & 1 ^ 1);
+			hand_on<OF_DQ>(step);
+			if constexpr (OF_DQ == HALF)
+				this->start_dq(dq, 0, step.ds_stage());
+			if constexpr (OF_DQ == ALL)
+				this->start_all_dq(dq, step.ds_stage());
+			if (OF_DQ != NOTHING)
+				finish_dv(dv, step);
+			this->start_sum(dk, ds, this->q_tile(step.q_stage()), step);
+			if (OF_DQ == NOTHING) {
+				finish_dv(dv, step);
+			} else {
+				wgmma_wait<1>();
+				settle(dq.t);
+				if (OF_DQ == ALL && n > Block::DS_STAGES)
+					named_arrive(DS_EMPTY + step.ds_stage(), BOTH);
+				this->store_dq(dq, step.number & 1 ^ 1);
+			}
 			wgmma_wait<0>();
 			settle(dk.t[0]);
 			this->release_q(step);
@@ -74,10 +122,16 @@ template <class Loop> struct BackwardOfOwnKeys : Loop {
 		typename Loop::SumV dv;
 
 		this->wave = wave_id();
-		dk.zero();
-		dv.zero();
-		if (this->n_steps() > 0)
+		if (!Loop::BEGINS_SUMS) {
+			dk.zero();
+			dv.zero();
+		}
+		if (this->n_steps() > 0) {
 			this->stream(dk, dv);
+		} else if (Loop::BEGINS_SUMS) {
+			dk.zero();
+			dv.zero();
+		}
 		/* In one branch: of two ptxas makes another loop before them. */
 		if (this->is_whole()) {
 			this->store(dk, at.a.dk, at.a.hdim_q, at.a.scale);
@@ -89,14 +143,25 @@ template <class Loop> struct BackwardOfOwnKeys : Loop {
 	}
 };
 
-template <class C, bool SHARED, bool NARROW> struct SelectLoop {
+enum { LOOP_OF_OWN_KEYS, LOOP_NARROW, LOOP_WIDE, LOOP_OF_ROLES };
+template <class Block> METHOD constexpr int loop_of()
+{
+	return Block::ROLES    ? LOOP_OF_ROLES
+	       : Block::SHARED ? LOOP_WIDE
+	       : Block::NARROW ? LOOP_NARROW
+			       : LOOP_OF_OWN_KEYS;
+}
+template <class C, int LOOP> struct SelectLoop {
 	typedef BackwardOfOwnKeys<BackwardWgmma<C>> Type;
 };
-template <class C> struct SelectLoop<C, false, true> {
+template <class C> struct SelectLoop<C, LOOP_NARROW> {
 	typedef BackwardOfOwnKeys<BackwardWgmmaNarrow<C>> Type;
 };
-template <class C, bool NARROW> struct SelectLoop<C, true, NARROW> {
+template <class C> struct SelectLoop<C, LOOP_WIDE> {
 	typedef BackwardWgmmaWide<C> Type;
+};
+template <class C> struct SelectLoop<C, LOOP_OF_ROLES> {
+	typedef BackwardWgmmaRoles<C> Type;
 };
 
 /* Behind the arguments the maps that gpu_maps.c describes. */
@@ -108,7 +173,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 {
 	typedef BackwardWgmmaBlock<Config> Block;
 	FMHA_LDS;
-	typename SelectLoop<Config, Block::SHARED, Block::NARROW>::Type kernel(args);
+	typename SelectLoop<Config, loop_of<Block>()>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
 	if (!kernel.locate(block_id_x()))
@@ -120,7 +185,8 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 		give_registers<Block::LOADER_REGISTERS>();
 		kernel.serve(q, k, v, d_o);
 	} else {
-		take_registers<Block::PRODUCT_REGISTERS>();
+		if constexpr (!Block::ROLES) /* of which each takes its own */
+			take_registers<Block::PRODUCT_REGISTERS>();
 		kernel.multiply();
 	}
 }

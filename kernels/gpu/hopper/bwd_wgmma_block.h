@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * bwd_wgmma_block.h: what Hopper's backward loops share (bwd_wgmma.h, bwd_wgmma_narrow.h,
- * bwd_wgmma_wide.h): where things lie in shared memory, the last warpgroup, and single steps of the
- * other two.
+ * bwd_wgmma_wide.h, bwd_wgmma_roles.h): where things lie in shared memory, the last warpgroup, and
+ * single steps of the others.
  *
  * Of the last warpgroup one warp loads tiles, two send dQ, one brings LSE and D. dQ^T leaves the
- * registers through shared memory: a thread a warpgroup has the copy engine add it to dq_acc, whose
- * layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to a tile in the
- * order of their keys.
+ * registers through shared memory: a thread a warpgroup that finds it has the copy engine add it to
+ * dq_acc, whose layout (bwd_tiles.h) is that of the registers. In deterministic mode blocks add to
+ * a tile in the order of their keys.
  *
  * Under a mask that is data all threads look once which tiles of queries see the block's keys, and
  * leave that in shared memory for all of them: the mask may change, and they must agree.
@@ -27,35 +27,50 @@ template <class C> struct BackwardWgmmaBlock {
 	typedef OperandTile<Core, 1, TN> Weights;
 	typedef BackwardScores<C, true, 1, TN, BackwardWgmmaBlock> Steps;
 	static constexpr DqCut DQ = {C::TILE_M, slabs_of(C::HDIM_Q)};
-	static const int DQ_QUERIES = DQ.queries(), DQ_BYTES = 64 * DQ_QUERIES * 4;
-	static const int DQ_TILE = lds_dq_tile(C::TILE_M, C::HDIM_Q); /* floats */
-	struct Dq { /* a chunk: 64 of the head dimension x queries */
-		typename Core::Acc t[DQ_QUERIES / 16];
+	static const bool DQ_BY_ROWS =
+		lds_bwd_dq_by_rows(C::TILE_M, C::HDIM_Q, C::SOFTCAP || C::DROPOUT);
+	static const int DQ_QUERIES = DQ.queries(),
+			 DQ_BYTES = 64 * (DQ_BY_ROWS ? C::HDIM_Q : DQ_QUERIES) * 4;
+	static_assert(!DQ_BY_ROWS || C::HDIM_Q == LDS_DQ_ROW, "padded to");
+	static const int DQ_TILE = lds_dq_tile(C::TILE_M, C::HDIM_Q,
+					       C::SOFTCAP || C::DROPOUT); /* floats */
+	struct Dq { /* a chunk: 64 of the head dimension x queries; DQ_BY_ROWS, 64 queries x it */
+		typename Core::Acc t[(DQ_BY_ROWS ? C::HDIM_Q : DQ_QUERIES) / 16];
 	};
 
-	/* The warpgroups have 64 keys each, or the same ones. */
-	static const bool SHARED = lds_bwd_is_shared(C::TILE_N);
+	/* The warpgroups have 64 keys each, or the same ones: these, or 96, of which three
+	 * warpgroups have different products. */
+	static const bool SHARED = lds_bwd_is_shared(C::TILE_N),
+			  ROLES = lds_bwd_has_roles(C::TILE_N);
 	static const int GROUP_THREADS = 128, GROUPS = 2, GROUP_KEYS = 64;
-	static_assert(C::WAVES_M == 4 * GROUPS && C::WAVES_N == 1, "two warpgroups");
-	static_assert(C::TILE_N == (SHARED ? 1 : GROUPS) * GROUP_KEYS, "of 64 keys");
+	static_assert(C::WAVES_M == 4 * (ROLES ? 3 : GROUPS) && C::WAVES_N == 1, "warpgroups");
+	static_assert(ROLES || C::TILE_N == (SHARED ? 1 : GROUPS) * GROUP_KEYS, "of 64 keys");
+	/* Waves that read Q and dO. */
+	static const int READERS = 4 * GROUPS;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
-	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1;
+	static const bool TALL = C::TILE_M > 64;
+	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1 && !TALL;
+	/* dK and dV begin with the first step's products and not with zeros, where accumulators
+	 * need all registers: ptxas moves zeros in front of take_registers(), keeps them below
+	 * what a thread has there, and finds too few for the others. */
+	static const bool BEGINS_SUMS = TALL || DQ_BY_ROWS;
 	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
-	static_assert(!HAS_DATA || !SHARED, "wide heads find their place twice");
+	static_assert(!HAS_DATA || !(SHARED || ROLES), "wide heads find their place twice");
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
 	static const int Q_STAGES = LDS_BWD_WGMMA_STAGES, DS_STAGES = LDS_BWD_WGMMA_STAGES;
 	static const int DO_STAGES = lds_bwd_do_stages(C::HDIM_Q, C::HDIM_V);
 	static const int V_AT = Q_SLABS * K_SLAB, Q_AT = V_AT + V_SLABS * K_SLAB,
 			 DO_AT = Q_AT + Q_STAGES * Q_BYTES;
-	/* Stages of dS; SHARED, behind them as many of P. */
-	static const int DS_BYTES = C::TILE_N / GROUP_KEYS * Q_SLAB,
+	/* Stages of dS; SHARED, behind them as many of P; ROLES, one. */
+	static const int DS_BYTES = slabs_of(C::TILE_N) * Q_SLAB,
 			 DS_AT = DO_AT + DO_STAGES * DO_BYTES;
-	static const int DQ_AT = DS_AT + DS_STAGES * GROUPS * Q_SLAB, STATS_BYTES = C::TILE_M * 8;
-	static const int STATS_AT = DQ_AT + GROUPS * DQ_BYTES,
+	static const int DQ_AT = DS_AT + lds_bwd_scores(C::TILE_N) * GROUPS * Q_SLAB,
+			 STATS_BYTES = C::TILE_M * 8;
+	static const int STATS_AT = DQ_AT + GROUPS * 64 * DQ_QUERIES * 4,
 			 BARRIERS_AT = STATS_AT + Q_STAGES * STATS_BYTES;
 	static_assert(BARRIERS_AT + LDS_WGMMA_BARRIERS ==
 			      lds_bwd_wgmma(C::cut(C::TILE_M, C::TILE_N)),
@@ -361,11 +376,15 @@ template <class C> struct BackwardWgmmaBlock {
 		}
 	}
 
+	/* A lane's rows whose LSE and D are on their way together: it has 24 registers. */
+	static const int STATS_AT_ONCE = 2;
+	static_assert(C::TILE_M % (STATS_AT_ONCE * FMHA_WAVE) == 0, "whole rounds");
+
 	/* LSE and D, so that exp2(score * unit + LSE) is P: of two rows (LSE, LSE, D, D). Rows that
 	 * see nothing may have any D. */
 	METHOD void bring_stats() const
 	{
-		const int ROUNDS = (C::TILE_M + FMHA_WAVE - 1) / FMHA_WAVE;
+		const int ROUNDS = C::TILE_M / FMHA_WAVE;
 		const abi_rows &lse = at.a.lse, &d = at.a.d;
 		Step step = first_step();
 
@@ -375,28 +394,32 @@ template <class C> struct BackwardWgmmaBlock {
 			    n_valid = at.seq.n_q - row;
 			const float *from_lse = lse.data + rows_offset(lse, at.seq, row, step.head);
 			const float *from_d = d.data + rows_offset(d, at.seq, row, step.head);
-			float found[ROUNDS][2];
 
-			UNROLL
-			for (int i = 0; i < ROUNDS; i++) {
-				const int r = i * FMHA_WAVE;
+			NO_UNROLL
+			for (i32 round = 0; round < ROUNDS; round += STATS_AT_ONCE) {
+				float found[STATS_AT_ONCE][2];
 
-				found[i][0] = minus_infinity();
-				found[i][1] = 0;
-				if (r < n_valid) {
-					found[i][0] = at.exponent_of(from_lse[r * lse.stride_seq]);
-					found[i][1] = from_d[r * d.stride_seq];
-				}
-				if (found[i][0] == minus_infinity())
+				UNROLL
+				for (int i = 0; i < STATS_AT_ONCE; i++) {
+					const i32 r = (round + i) * FMHA_WAVE;
+
+					found[i][0] = minus_infinity();
 					found[i][1] = 0;
-			}
-			barrier_wait(q_empty(step.q_stage()), step.q_parity() ^ 1);
-			UNROLL
-			for (int i = 0; i < ROUNDS; i++) {
-				i32 r = i * FMHA_WAVE + lane_id();
-				u32 to = stats(step.q_stage()) + r / 2 * 16 + r % 2 * 4;
+					if (r < n_valid) {
+						found[i][0] = at.exponent_of(
+							from_lse[r * lse.stride_seq]);
+						found[i][1] = from_d[r * d.stride_seq];
+					}
+					if (found[i][0] == minus_infinity())
+						found[i][1] = 0;
+				}
+				if (round == 0)
+					barrier_wait(q_empty(step.q_stage()), step.q_parity() ^ 1);
+				UNROLL
+				for (int i = 0; i < STATS_AT_ONCE; i++) {
+					i32 r = (round + i) * FMHA_WAVE + lane_id();
+					u32 to = stats(step.q_stage()) + r / 2 * 16 + r % 2 * 4;
 
-				if (r < C::TILE_M) {
 					store_shared(to, found[i][0]);
 					store_shared(to + 8, found[i][1]);
 				}
@@ -426,7 +449,7 @@ template <class C> struct BackwardWgmmaBlock {
 	}
 	METHOD u32 send_tile(float *part, i32 group, u32 parity, const Step &step) const
 	{
-		i32 n_blocks = DQ.blocks(group);
+		i32 n_blocks = DQ_BY_ROWS ? 1 : DQ.blocks(group);
 		u32 *counter = (u32 *)(part + n_blocks * (DQ_BYTES / 4));
 
 		NO_UNROLL
@@ -441,6 +464,42 @@ template <class C> struct BackwardWgmmaBlock {
 		if (at.a.deterministic)
 			end_turn(counter);
 		return parity;
+	}
+
+	/* ROLES: one thread, whose chunks come one after the other by two buffers. */
+	METHOD void send_chunks() const
+	{
+		i64 floats;
+		float *head = dq_head_of(at.a, at.seq, part * n_heads(), &floats);
+		u32 number = 0;
+
+		NO_UNROLL
+		for (i32 n = n_heads(); n > 0; n--, head += floats) {
+			NO_UNROLL
+			for (Step step = {0, 0, 0}; step.tile < tiles.count; step.tile++)
+				number = send_chunks_of(head + (i64)tile_of(step) * DQ_TILE, number,
+							step);
+		}
+	}
+	METHOD u32 send_chunks_of(float *tile, u32 number, const Step &step) const
+	{
+		u32 *counter = (u32 *)(tile + DQ.blocks(0) * DQ.chunk_floats());
+
+		NO_UNROLL
+		for (i32 slab = 0; slab < Q_SLABS; slab++, number++) {
+			i32 second = slab >= DQ.blocks(0) ? LDS_DQ_COUNTER : 0;
+
+			barrier_wait(dq_full(number % 2), number / 2 & 1);
+			if (at.a.deterministic && slab == 0)
+				wait_for_turn(counter, turn_of(query_of(step)));
+			add_bulk(tile + slab * DQ.chunk_floats() + second, dq_part(number % 2),
+				 DQ_BYTES);
+			bulk_wait_read();
+			barrier_arrive(dq_empty(number % 2));
+		}
+		if (at.a.deterministic)
+			end_turn(counter);
+		return number;
 	}
 
 	/* How many blocks with smaller keys add to the tile of queries. */
@@ -543,9 +602,10 @@ template <class C> struct BackwardWgmmaBlock {
 		start_scores<C::HDIM_V / 16>(dp, own_keys(v_tile()), do_tile(step.do_stage()));
 	}
 
-	/* sum += P^T X, X: the tile's rows. */
+	/* sum += P^T X, X: the tile's rows; BEGINS_SUMS, in the first step sum = P^T X. */
 	template <int T>
-	METHOD static void start_sum(RegTile<Core, 1, T> &sum, const Weights &p, u32 rows)
+	METHOD static void start_sum(RegTile<Core, 1, T> &sum, const Weights &p, u32 rows,
+				     const Step &step)
 	{
 		u64 b = wgmma_descriptor(rows, Q_SLAB);
 
@@ -553,7 +613,11 @@ template <class C> struct BackwardWgmmaBlock {
 		wgmma_begin();
 		UNROLL
 		for (int i = 0; i < TN; i++)
-			Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r, b + i * STEP_ACROSS);
+			if (BEGINS_SUMS && i == 0)
+				Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r, b, step.number);
+			else
+				Wgmma<Element, T>::across(sum.t[0], p.t[0][i].r,
+							  b + i * STEP_ACROSS);
 		wgmma_commit();
 	}
 
@@ -570,6 +634,24 @@ template <class C> struct BackwardWgmmaBlock {
 			Wgmma<Element, DQ_QUERIES / 16>::turned(
 				dq.t, a + i * STEP_ACROSS,
 				b + i / IN_SLAB * (Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
+		wgmma_commit();
+	}
+
+	/* DQ_BY_ROWS: all of it. */
+	METHOD void start_all_dq(Dq &dq, i32 stage) const
+	{
+		const int IN_SLAB = SLAB_COLUMNS / 16;
+		u64 a = wgmma_descriptor(ds_tile(stage), 0);
+		u64 b = wgmma_descriptor(k_tile(), K_SLAB);
+
+		settle(dq.t);
+		wgmma_begin();
+		UNROLL
+		for (int i = 0; i < C::TILE_N / 16; i++)
+			Wgmma<Element, TD>::mixed(dq.t,
+						  a + i / IN_SLAB * (Q_SLAB >> 4) +
+							  i % IN_SLAB * STEP_ALONG,
+						  b + i * STEP_ACROSS, i > 0);
 		wgmma_commit();
 	}
 
@@ -724,24 +806,31 @@ template <class C> struct BackwardWgmmaBlock {
 		wgmma_wait<0>();
 		settle(dp.t[0]);
 		differentiate(s, dp, step, hidden);
+		if (TALL) { /* dS gives room for P */
+			ds = round_to_operand(dp);
+			store_ds(ds, step.ds_stage());
+		}
 		p = round_to_operand(s);
-		start_sum(dv, p, do_tile(step.do_stage()));
-		ds = round_to_operand(dp);
-		store_ds(ds, step.ds_stage());
+		start_sum(dv, p, do_tile(step.do_stage()), step);
+		if (!TALL) {
+			ds = round_to_operand(dp);
+			store_ds(ds, step.ds_stage());
+		}
 		return ds;
 	}
 
 	/* The sender takes it from there. */
-	METHOD void store_dq(const Dq &dq, u32 parity) const
+	METHOD void store_dq(const Dq &dq, u32 parity) const { store_chunk(dq, group(), parity); }
+	METHOD void store_chunk(const Dq &dq, i32 buffer, u32 parity) const
 	{
-		u32 to = dq_part(group()) + thread_id() % GROUP_THREADS * 16;
+		u32 to = dq_part(buffer) + thread_id() % GROUP_THREADS * 16;
 
-		barrier_wait(dq_empty(group()), parity);
+		barrier_wait(dq_empty(buffer), parity);
 		UNROLL
-		for (int j = 0; j < DQ_QUERIES / 8; j++)
+		for (int j = 0; j < DQ_BYTES / (GROUP_THREADS * 16); j++)
 			store_shared_16(to + j * (GROUP_THREADS * 16), dq.t[j / 2].x + j % 2 * 4);
 		fence_async();
-		release(dq_full(group()));
+		release(dq_full(buffer));
 	}
 
 	typedef RegTile<Core, 1, TD> SumK;
@@ -805,12 +894,12 @@ template <class C> struct BackwardWgmmaBlock {
 			for (int i = 0; i < Q_STAGES; i++) {
 				/* the copies; the warp that brings LSE and D */
 				barrier_init(q_full(i), 1 + FMHA_WAVE);
-				barrier_init(q_empty(i), C::THREADS);
+				barrier_init(q_empty(i), READERS * FMHA_WAVE);
 			}
 			UNROLL
 			for (int i = 0; i < DO_STAGES; i++) {
 				barrier_init(do_full(i), 1);
-				barrier_init(do_empty(i), C::WAVES_M);
+				barrier_init(do_empty(i), READERS);
 			}
 			UNROLL
 			for (int i = 0; i < GROUPS; i++) {
@@ -834,7 +923,9 @@ template <class C> struct BackwardWgmmaBlock {
 			bring_stats();
 		else if (lane_id() == 0 && role == 0)
 			load(q, k, v, d_o);
-		else if (lane_id() == 0)
+		else if (ROLES && lane_id() == 0 && role == 1)
+			send_chunks();
+		else if (!ROLES && lane_id() == 0 && !(DQ_BY_ROWS && role == 2))
 			send_dq(role - 1);
 	}
 };

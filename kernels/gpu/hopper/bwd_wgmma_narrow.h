@@ -130,7 +130,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 			wgmma_wait<1>();
 			ds = this->start_gradients(s, dp, dv, step, hidden);
 			named_arrive(ds_barrier(this->group(), step), BOTH);
-			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
+			this->start_sum(dk, ds, this->q_tile(step.q_stage()), step);
 			wgmma_wait<1>();
 			settle(dv.t[0]);
 			this->release(this->do_empty(step.do_stage()));

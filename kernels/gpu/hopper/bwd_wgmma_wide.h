@@ -94,7 +94,7 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			if (!AHEAD)
 				find_p(p, step);
 			this->wait_for_do(step);
-			this->start_sum(dv, p, this->do_tile(step.do_stage()));
+			this->start_sum(dv, p, this->do_tile(step.do_stage()), step);
 			if (AHEAD && n > 1)
 				this->wait_for_q(ahead);
 			if (AHEAD) { /* behind the last step of whatever lies there */
@@ -169,7 +169,7 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 			named_arrive(Block::DS_BARRIER + step.ds_stage(), BOTH);
 			this->sync_group();
 			this->start_dq(dq, 0, step.ds_stage());
-			this->start_sum(dk, ds, this->q_tile(step.q_stage()));
+			this->start_sum(dk, ds, this->q_tile(step.q_stage()), step);
 			wgmma_wait<1>();
 			settle(dq.t);
 			this->store_dq(dq, dq_parity<1>(step, 0));

@@ -225,7 +225,13 @@ DEV chunk8 load_shared_8(u32 at)
 	return x;
 }
 /* Four 8 x 8 matrices of 16-bit elements, held as products hold them; lane l of matrix l / 8 says
- * where column l % 8 goes. */
+ * where row, or column, l % 8 goes. */
+DEV void store_matrix(u32 at, const u32 (&x)[4])
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+		     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+		     : "memory");
+}
 DEV void store_matrix_transposed(u32 at, const u32 (&x)[4])
 {
 	asm volatile(

@@ -83,8 +83,10 @@ template <class T, int TILES> struct Wgmma;
 /*
  * along(): D = A B^T or, with add, D += A B^T, B read along its rows, A likewise or, of 16-bit
  * types, in registers; turned(): the same of A^T, A read across its rows, of 16-bit types;
- * across(): D += A B, A in registers, of 16-bit types: of 8-bit ones B is always read along its
- * rows.
+ * crossed(): D += A^T B, both read across their rows, of 16-bit types; mixed(): D = A B or, with
+ * add, D += A B, B alone read across its rows, of 16-bit types;
+ * across(): D += A B, or D = A B without add, A in registers, of 16-bit types: of 8-bit ones B is
+ * always read along its rows.
  */
 #define WGMMA(T, NAME, K, ALONG, ACROSS, TILES, N, P0, P1, P2, P3, P4, P5)                           \
 	template <> struct Wgmma<T, TILES> {                                                            \
@@ -112,6 +114,31 @@ template <class T, int TILES> struct Wgmma;
 				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 1, 0;\n\t}"                 \
 				     : WGMMA_X##TILES                                                                \
 				     : "l"(a), "l"(b), "r"(add));                                                    \
+		}                                                                                           \
+		template <class Acc> METHOD static void mixed(Acc (&d)[TILES], u64 a, u64 b, i32 add)       \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P2 ", 0;\n\t"                   \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 0, 1;\n\t}"                 \
+				     : WGMMA_X##TILES                                                                \
+				     : "l"(a), "l"(b), "r"(add));                                                     \
+		}                                                                                           \
+		template <class Acc> METHOD static void crossed(Acc (&d)[TILES], u64 a, u64 b)              \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.eq.s32 add, 0, 0;\n\t"                        \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, " P0 ", " P1 ", add, 1, 1, 1, 1;\n\t}"                 \
+				     : WGMMA_X##TILES                                                                \
+				     : "l"(a), "l"(b));                                                               \
+		}                                                                                           \
+		template <class Acc> METHOD static void across(Acc (&d)[TILES], const u32 (&a)[4], u64 b, i32 add) \
+		{                                                                                           \
+			asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.s32 add, " P5 ", 0;\n\t"                   \
+				     "wgmma.mma_async.sync.aligned.m64n" N "k" K ".f32." NAME "." NAME                \
+				     " {" WGMMA_D##TILES "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4                    \
+				     ", add, 1, 1" ACROSS ";\n\t}"                                                 \
+				     : WGMMA_X##TILES                                                                \
+				     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                 \
 		}                                                                                           \
 		template <class Acc> METHOD static void across(Acc (&d)[TILES], const u32 (&a)[4], u64 b)   \
 		{                                                                                           \

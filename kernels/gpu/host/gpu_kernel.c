@@ -533,11 +533,28 @@ static struct gpu_tile dq_tile(const struct gpu_arch *arch, enum gpu_core core,
 	return backward_lds(arch, &r, buffers) <= (int32_t)arch->lds_bytes ? r : *t;
 }
 
+/* Three warpgroups that share 96 keys, made for latents that have been expanded (192 and 128). */
+static int suits_roles(const struct gpu_tile *t)
+{
+	return t->hdim_q > 128 && t->hdim_q <= 192 && t->hdim_v > 64 && t->hdim_v <= 128;
+}
+
+static const char *backward_roles_misfit(const struct gpu_tile *t)
+{
+	if (t->waves_m != 12 || t->waves_n != 1 || t->tile_m != 64)
+		return "three warpgroups share 64 queries";
+	return suits_roles(t)
+		       ? NULL
+		       : "registers are known where Q has 129 to 192 dimensions and V 65 to 128";
+}
+
 /* Two warpgroups of 64 keys, whose registers are known. */
 static const char *backward_warpgroups_misfit(const struct gpu_arch *arch, const struct gpu_tile *t)
 {
 	int wide = t->hdim_q > 128 || t->hdim_v > 128;
 
+	if (lds_bwd_has_roles(t->tile_n))
+		return backward_roles_misfit(t);
 	if (t->waves_m != 8 || t->waves_n != 1)
 		return "two warpgroups own keys";
 	if (t->tile_n != (wide ? 64 : 128))
@@ -695,8 +712,11 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 
 	if (!why && traits->mask_data && traits->dropout)
 		why = "has masks that are data with no dropout";
-	if (!why && traits->mask_data && lds_bwd_is_shared(t->tile_n))
-		why = "has masks that are data with heads up to 128";
+	if (!why && traits->mask_data && (t->tile_n < 128 || t->tile_m > 64))
+		why = "has masks that are data with heads up to 128, by 64 queries";
+	/* The formula would have it nearly as fast. */
+	if (!why && lds_bwd_is_shared(t->tile_n) && suits_roles(t) && !traits->bias)
+		why = "three warpgroups share 96 keys where there is no bias";
 	if (!why)
 		why = begin_kernel(arch, ABI_BWD_DQ_DK_DV, traits, t, k);
 	if (why)

@@ -397,8 +397,13 @@ static int has_tails(int32_t hdim_q, int32_t hdim_v)
  * that are made for it. A bias may repeat over batches, heads and rows, never over columns. */
 static const char *backward_refuses(const struct gpu_tile *tile, const struct abi_bwd_args *a)
 {
-	if (a->dq_acc && (tile->pipeline == GPU_WGMMA ? a->dq_tile_rows != tile->tile_m
-						      : a->dq_tile_rows || !a->dq_split_keys))
+	int is_long = a->logits_soft_cap > 0 || a->dropout.p_drop > 0;
+
+	if (a->dq_acc &&
+	    (tile->pipeline == GPU_WGMMA
+		     ? a->dq_tile_rows != tile->tile_m ||
+			       a->dq_tile_floats != lds_dq_tile(tile->tile_m, tile->hdim_q, is_long)
+		     : a->dq_tile_rows || !a->dq_split_keys))
 		return "sums of dQ do not lie in its tiles";
 	return a->dbias.data && !a->dbias.stride_dim && a->sequences.seqlen_k_max > 1
 		       ? "a dBias of one column for all keys"

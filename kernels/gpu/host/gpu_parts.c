@@ -34,6 +34,7 @@
 
 #include "core/block_order.h"
 #include "core/grid.h"
+#include "core/lds.h"
 
 #define BLOCK_TILES 2
 #define DRIFT       0.006
@@ -51,7 +52,10 @@ static double unit_flops(const struct gpu_tile *t)
 {
 	int32_t hdim = t->hdim_q > t->hdim_v ? t->hdim_q : t->hdim_v;
 
-	return hdim > 128 ? 3.2e6 : hdim > 96 ? 4.6e6 : 3.85e6;
+	return lds_bwd_has_roles(t->tile_n) ? 4.2e6
+	       : hdim > 128		    ? 3.2e6
+	       : hdim > 96		    ? 4.6e6
+					    : 3.85e6;
 }
 
 /* Of five products three have the head dimension of Q. */

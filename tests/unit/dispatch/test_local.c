@@ -249,7 +249,7 @@ static void note_row(const struct plan *plan)
 }
 
 /* Several sequences of several tiles each, some of them none, with rows between and behind them. */
-static void packed_backward(struct runner *r, int hdim, bool deterministic)
+static void packed_backward(struct runner *r, int hdim_q, int hdim_v, bool deterministic)
 {
 	static const int heads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}};
 	struct fmha_problem *p = &r->f.problem;
@@ -259,7 +259,8 @@ static void packed_backward(struct runner *r, int hdim, bool deterministic)
 	p->batch = 1 + random_pick(r, 5);
 	p->nhead_q = nheads[0];
 	p->nhead_k = nheads[1];
-	p->hdim_q = p->hdim_v = hdim;
+	p->hdim_q = hdim_q;
+	p->hdim_v = hdim_v;
 	p->seqlen_q = 1 + random_pick(r, 400);
 	p->seqlen_k = 1 + random_pick(r, 400);
 	p->total_q = p->batch * p->seqlen_q;
@@ -341,7 +342,8 @@ static void check_kernels(struct runner *r, struct plan_option *options)
 
 static void check_device(const struct spec_catalog *catalog, const char *arch, const char *rules)
 {
-	static const int hdims[] = {32, 64, 96, 128, 160, 192, 224, 256};
+	static const int hdims[][2] = {{32, 32},   {64, 64},   {96, 96},   {128, 128}, {160, 160},
+				       {192, 128}, {192, 192}, {224, 224}, {256, 256}};
 	struct plan_option *options = calloc(PLAN_MAX_OPTIONS, sizeof(*options));
 	struct registry_source *foreign = NULL;
 	struct registry_device model = {0};
@@ -357,7 +359,7 @@ static void check_device(const struct spec_catalog *catalog, const char *arch, c
 	for (unsigned i = 0; i < 2 * sizeof(hdims) / sizeof(hdims[0]); i++) {
 		struct runner r = {.seed = 1 + i};
 
-		packed_backward(&r, hdims[i / 2], i % 2);
+		packed_backward(&r, hdims[i / 2][0], hdims[i / 2][1], i % 2);
 		r.f.decree.device = (struct plan_device){.arch = arch,
 							 .registry = registry,
 							 .compute_units = 100,

@@ -13,6 +13,7 @@
 #include <kernels/gpu_peak.h>
 
 #include "core/grid.h"
+#include "core/lds.h"
 
 static const struct gpu_tile mma_128 = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
 static const struct gpu_tile mma_pack = {GPU_MMA_PACK, 16, 64, 128, 128, 1, 4, 1};
@@ -266,12 +267,38 @@ static void warpgroups_sum_heads_in_a_block(void **state)
 	a.dq_tile_floats = 64 * 64 + 64; /* one slab: the warpgroups share the queries */
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	assert_int_equal(grid[0], 5 * 8 * 2);
+	a.dq_tile_floats = lds_dq_tile(64, 96, 0); /* a slab and a half: by rows, half of them */
+	assert_int_equal(a.dq_tile_floats, 64 * 96 + 64);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 5 * 8 * 2);
+}
+
+/* Heads of 192 and 128 share 96 keys among three warpgroups, or, with a bias, 64 among two. */
+static void wide_heads_have_warpgroups_with_roles(void **state)
+{
+	const struct gpu_tile roles = {GPU_WGMMA, 64, 96, 192, 128, 12, 1, 1};
+	const struct gpu_tile both = {GPU_WGMMA, 64, 64, 192, 128, 8, 1, 1};
+	const struct traits biased = {.dtype = ABI_BF16, .bias = 1};
+	struct gpu_tile other = roles;
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &roles, &k), 0);
+	assert_int_equal(k.block[0], 512);
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &both, &k), 1);
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &biased, &both, &k), 0);
+	assert_int_equal(k.block[0], 384);
+	other.hdim_v = 192;
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &other, &k), 1);
+	other = roles;
+	other.waves_m = 8;
+	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &other, &k), 1);
 }
 
 /* Parts of heads have blocks of their own, and what adds them a thread for eight elements, head by head. */
 static void heads_in_parts_have_blocks(void **state)
 {
-	const struct gpu_tile tile = {GPU_WGMMA, 64, 64, 192, 128, 8, 1, 1};
+	const struct gpu_tile tile = {GPU_WGMMA, 64, 96, 192, 128, 12, 1, 1};
 	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
 	struct abi_bwd_args a = {.nhead_q = 12, .nhead_k = 2, .hdim_q = 192, .hdim_v = 128};
 	struct gpu_kernel k;
@@ -288,7 +315,7 @@ static void heads_in_parts_have_blocks(void **state)
 
 		assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 0);
 		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
-		assert_int_equal(grid[0], 8 * 2 * parts * 3);
+		assert_int_equal(grid[0], 6 * 2 * parts * 3);
 		assert_int_equal(make("sm_90a", ABI_BWD_CONVERT_DQ, &bf16, &convert, &k), 0);
 		assert_int_equal(k.block[0], GRID_CONVERT_THREADS);
 		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
@@ -765,6 +792,7 @@ int main(void)
 		cmocka_unit_test(backward_covers_keys_and_rows),
 		cmocka_unit_test(a_bias_that_repeats_has_blocks_for_its_gradient),
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
+		cmocka_unit_test(wide_heads_have_warpgroups_with_roles),
 		cmocka_unit_test(heads_in_parts_have_blocks),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(decode_fills_the_lds),

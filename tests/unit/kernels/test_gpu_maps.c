@@ -566,6 +566,32 @@ static void backward_streams_queries(void **state)
 	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
 }
 
+/* Rows of 96, or of whole slabs where a soft cap or dropout keeps dQ in chunks. */
+static void sums_of_dq_lie_as_the_loop_has_them(void **state)
+{
+	static float sums;
+	struct gpu_kernel backward = kernel;
+	struct abi_bwd_args a = gradients();
+	struct launch_record record;
+
+	(void)state;
+	backward.family = ABI_BWD_DQ_DK_DV;
+	backward.tile.tile_m = backward.tile.tile_n = 64;
+	backward.tile.hdim_q = 96;
+	a.dq_acc = &sums;
+	a.dq_tile_rows = 64;
+	for (int is_long = 0; is_long < 2; is_long++) {
+		a.dropout.p_drop = is_long ? 0.1f : 0;
+		a.dq_tile_floats = 64 * (is_long ? 128 : 96) + 64;
+		assert_null(gpu_kernel_maps(&backward, &a, &record));
+		a.dq_tile_floats = 64 * (is_long ? 96 : 128) + 64;
+		assert_non_null(gpu_kernel_maps(&backward, &a, &record));
+	}
+	a.dq_tile_floats = 64 * 128 + 64;
+	a.dq_tile_rows = 32;
+	assert_non_null(gpu_kernel_maps(&backward, &a, &record));
+}
+
 static void descriptors_want_dense_aligned_rows(void **state)
 {
 	struct gpu_kernel amd = kernel;
@@ -778,6 +804,7 @@ int main(void)
 		cmocka_unit_test(latents_of_fp8_have_no_map),
 		cmocka_unit_test(wide_heads_come_by_halves),
 		cmocka_unit_test(backward_streams_queries),
+		cmocka_unit_test(sums_of_dq_lie_as_the_loop_has_them),
 		cmocka_unit_test(descriptors_want_dense_aligned_rows),
 		cmocka_unit_test(descriptors_of_8_bits_want_whole_chunks),
 		cmocka_unit_test(decode_takes_pages_of_whole_runs),
