@@ -152,7 +152,7 @@ def wide():
     yield Case("backward", **d | dict(dq=64, dv=64), sq=150, sk=170, bias=abi.BF16, dbias=True, bias_broadcast="b")
     yield Case("backward", **d | dict(dq=64, dv=64), sq=300, sk=500, mask=BR, left=64, right=9, sinks=4)
     # As many rows as have a wave take several times what it takes at once.
-    d = dict(batch=2, new=2100, hk=8, hq=2, dq=40, dv=72, page=16, slots=1, cap=2200, rotary_dim=16)
+    d = dict(batch=2, new=4200, hk=8, hq=2, dq=40, dv=72, page=16, slots=1, cap=4300, rotary_dim=16)
     yield Case("append", dtype=abi.BF16, **d, rope=abi.ROPE_HALF_ROTATED)
     for factors in ("pages", "found", "odd"):
         yield Case("append", dtype=abi.E4M3, new_dtype=abi.BF16, **d, rope=abi.ROPE_INTERLEAVED, factors=factors)

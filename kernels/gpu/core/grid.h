@@ -252,9 +252,10 @@ GRID_FN grid_int grid_append_keys(const struct abi_appendkv_args *a)
 
 GRID_FN int grid_append_rows(const struct abi_appendkv_args *a, int lanes, int wave)
 {
-	int steps = grid_append_keys(a) < 8192 ? 0 : lanes < 2 ? lanes : 2;
+	grid_int keys = grid_append_keys(a);
+	int steps = keys < 8192 ? 0 : keys < 32768 || !a->new_dtype ? 2 : 3;
 
-	return (wave > 32 ? 6 : 5) - lanes + steps;
+	return (wave > 32 ? 6 : 5) - lanes + (steps < lanes ? steps : lanes);
 }
 
 /* Those that the kind with most rows needs. */

@@ -375,6 +375,13 @@ template <class C> struct Append {
 		}
 	};
 
+	/* Of a tensor, or of a sequence of it; none is one. */
+	METHOD bool has_one_factor(const abi_descale &d) const
+	{
+		return !a.computes_descale &&
+		       (!d.data || !(d.per_page | d.block | (d.stride_head != 0)));
+	}
+
 	template <int KIND>
 	METHOD Token token_of(const abi_tensor &to, i32 i, i32 hdim) const
 	{
@@ -395,7 +402,7 @@ template <class C> struct Append {
 			t.target = place.exists ? (const char *)address(cache, place, 0) -
 							  (const char *)to.data
 						: -1;
-			if (factors.data && place.exists)
+			if (factors.data && place.exists && !has_one_factor(factors))
 				t.factor = factor_at(factors, place, 0) - factors.data;
 		}
 		return t;
@@ -408,17 +415,25 @@ template <class C> struct Append {
 		chunk16 x, y;
 	};
 
-	/* How a row's chunks are paired: the first n_pairs turn with as many behind them. */
+	/* How a row's chunks are paired: the first n_pairs turn with as many behind them; others
+	 * are neighbours where that makes one store of two. */
 	struct Pairing {
 		i32 n_chunks, n_pairs, rest, n;
+		bool neighbours; /* all of them */
 
-		METHOD static Pairing make(i32 n_chunks, i32 n_pairs)
+		METHOD static Pairing make(i32 n_chunks, i32 n_pairs, bool neighbours)
 		{
 			const i32 rest = (n_chunks - 2 * n_pairs + 1) / 2;
 
-			return Pairing{n_chunks, n_pairs, rest, n_pairs + rest};
+			return Pairing{n_chunks, n_pairs, rest, n_pairs + rest, neighbours};
 		}
 	};
+
+	/* Of a row's byte in its target, where chunks are so far apart. */
+	METHOD static i32 offset_of(i32 byte, i32 of_chunk)
+	{
+		return of_chunk == 16 ? byte : (i32)((u32)byte / 16) * of_chunk + (byte & 15);
+	}
 
 	/* Of row n. Those that are not there are the last ones, once more. */
 	template <int KIND>
@@ -432,8 +447,8 @@ template <class C> struct Append {
 		const bool turn = two < p.n_pairs;
 
 		t.token = of_token.quotient(n), t.head = n - t.token * of_token.by;
-		t.first = two + (turn ? 0 : p.n_pairs);
-		t.second = t.first + (turn ? p.n_pairs : p.rest);
+		t.first = p.neighbours ? 2 * two : two + (turn ? 0 : p.n_pairs);
+		t.second = t.first + (p.neighbours ? 1 : turn ? p.n_pairs : p.rest);
 		const i64 row = KIND == GRID_APPEND_Q ? q_offset(from, seq, t.token, t.head)
 					     : seq.batch * from.stride_batch +
 						       t.token * from.stride_seq +
@@ -460,8 +475,10 @@ template <class C> struct Append {
 		const i32 size = new_size(), of_chunk = size == 4 ? 4 : size == 2 ? 8 : 16,
 			  hdim = is_v ? a.hdim_v : a.hdim_q;
 		const i32 turned = TURNS && !is_v ? a.rotary_dim : 0;
-		const Pairing pairing =
-			Pairing::make(hdim / of_chunk, NEIGHBOURS ? 0 : turned / (2 * of_chunk));
+		const bool neighbours = codes && (is_v || !TURNS || NEIGHBOURS) && hdim % 16 == 0 &&
+					is_aligned(to, 1, 16);
+		const Pairing pairing = Pairing::make(
+			hdim / of_chunk, NEIGHBOURS ? 0 : turned / (2 * of_chunk), neighbours);
 		const abi_descale &factors = is_v ? a.v_descale : a.k_descale;
 		const bool packed = !is_q && PAGED &&
 				    a.cache.layout == ABI_KV_VECTORIZED;
@@ -476,9 +493,16 @@ template <class C> struct Append {
 					  two);
 		const i32 token = of_token.quotient(begin), last = of_token.quotient(end - 1);
 		const Token mine = token_of<KIND>(to, min_of(token + lane_id(), last), hdim);
-		float factor = 1.0f, inverse = 1.0f;
-		bool is_power = true;
+		const bool one_factor = has_one_factor(factors);
+		float factor = one_factor && factors.data
+				       ? factors.data[seq.batch * factors.stride_batch]
+				       : 1.0f;
+		float inverse = exact_reciprocal(factor);
+		bool is_power = float_to_bits(factor) << 9 == 0;
 		u32 left = 0, step = 1;
+
+		if (codes && !quotient_has(factor))
+			return ~0u;
 
 		NO_UNROLL
 		while (at < end) {
@@ -486,7 +510,7 @@ template <class C> struct Append {
 			const bool is_first = two == lane,
 				   is_last = two - lane + lanes >= pairing.n;
 			const i64 place = Token::shuffle_long(mine.target, here.token - token);
-			const bool exists = at + my_row < end && place >= 0;
+			const bool exists = at + my_row < end && (i32)((u64)place >> 32) >= 0;
 			bool goes = exists && two < pairing.n;
 			char *const target = (char *)to.data + place + here.head * of_head;
 			const i32 dim_x = here.first * of_chunk, dim_y = here.second * of_chunk;
@@ -511,7 +535,7 @@ template <class C> struct Append {
 					if (!codes && dim_y < turned) /* else its bits stay */
 						here.y = close(y);
 				}
-				if (codes && is_first) {
+				if (codes && is_first && !one_factor) {
 					float *const at_factor = (float *)factors.data +
 								 Token::shuffle_long(
 									 mine.factor,
@@ -537,19 +561,25 @@ template <class C> struct Append {
 									   is_power);
 
 					goes = goes && !(left & step);
-					if (goes)
-						*(chunk8 *)(target + dim_x / 16 * of_target +
-							    dim_x % 16) = low;
-					if (goes && here.second < pairing.n_chunks)
-						*(chunk8 *)(target + dim_y / 16 * of_target +
-							    dim_y % 16) = high;
+					if (goes && neighbours)
+						*(chunk16 *)(target +
+							     offset_of(dim_x, of_target)) = chunk16{
+							{low.w[0], low.w[1], high.w[0], high.w[1]}};
+					else if (goes)
+						*(chunk8 *)(target +
+							    offset_of(dim_x, of_target)) = low;
+					if (goes && !neighbours && here.second < pairing.n_chunks)
+						*(chunk8 *)(target +
+							    offset_of(dim_y, of_target)) = high;
 					goes = false;
 				}
 			}
 			if (goes)
-				*(chunk16 *)(target + here.first * of_target) = here.x;
+				*(chunk16 *)(target +
+					     offset_of(here.first * 16, of_target)) = here.x;
 			if (goes && here.second < pairing.n_chunks)
-				*(chunk16 *)(target + here.second * of_target) = here.y;
+				*(chunk16 *)(target +
+					     offset_of(here.second * 16, of_target)) = here.y;
 			step <<= is_last;
 		}
 		return left;

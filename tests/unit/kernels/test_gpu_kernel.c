@@ -358,12 +358,15 @@ static void appends_cover_the_rows(void **state)
 	a.hdim_q = 128;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
 	assert_int_equal(grid[0], 4128 / (4 * 4));
-	a.seqlen_new = 16384; /* each wave goes on with four times as many */
+	a.seqlen_new = 2048; /* each wave goes on with four times as many */
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
-	assert_int_equal(grid[0], 131072 / (4 * 16));
+	assert_int_equal(grid[0], 16384 / (4 * 16));
+	a.seqlen_new = 16384; /* with eight times as many, where codes are made */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 131072 / (4 * 32));
 	assert_int_equal(make("gfx942", ABI_FWD_APPENDKV, &bf16, &tile, &k), 0);
 	assert_int_equal(gpu_kernel_grid(&k, 304, &a, grid), 0);
-	assert_int_equal(grid[0], 131072 / (4 * 32));
+	assert_int_equal(grid[0], 131072 / (4 * 64));
 	a.hdim_q = a.hdim_v = 24; /* a row has two lanes, and no more rows than there are lanes */
 	assert_int_equal(gpu_kernel_grid(&k, 304, &a, grid), 0);
 	assert_int_equal(grid[0], 131072 / (4 * 64));
