@@ -147,12 +147,22 @@ static int submit(struct build *build, struct compile_queue *queue, const struct
 	return r;
 }
 
-static bool make_kernel(const struct build *build, const struct kernel_spec *spec,
+/* Code of an append that its name does not tell apart: how rows turn, or that it is the way back. */
+#define VARIANT_WIDENS (ABI_ROPE_HALF_ROTATED + 1)
+#define VARIANTS       (VARIANT_WIDENS + 1)
+
+static bool make_kernel(const struct build *build, const struct kernel_spec *spec, int variant,
 			struct gpu_kernel *ret_kernel)
 {
 	struct traits traits;
 
 	spec_traits(&spec->signature, &traits);
+	if (variant > 0 && spec->signature.family != SPEC_FWD_APPENDKV)
+		return false;
+	traits.widens = variant == VARIANT_WIDENS;
+	traits.turns = (unsigned char)(traits.widens ? ABI_ROPE_NONE : variant);
+	if (traits.widens && traits.dtype <= ABI_BF16) /* caches of 8 bits are */
+		return false;
 	return !gpu_kernel_of_spec(build->asked.arch,
 				   spec_word(build->catalog, SPEC_FIELD_pipeline, spec->pipeline),
 				   spec, &traits, ret_kernel);
@@ -269,10 +279,12 @@ static int visit_all(struct build *build, struct compile_queue *queue,
 		     const struct kernel_spec *spec, struct fmha_error *err)
 {
 	struct gpu_kernel kernel;
+	int r = 0;
 
-	if (!make_kernel(build, spec, &kernel))
-		return 0;
-	return add_kernel(build, queue, &kernel, err);
+	for (int variant = 0; variant < VARIANTS && r == 0; variant++)
+		if (make_kernel(build, spec, variant, &kernel))
+			r = add_kernel(build, queue, &kernel, err);
+	return r;
 }
 
 /* ---- kernels by name ---- */
@@ -298,8 +310,8 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 	for (uint32_t i = 0; i < build->asked.kernels.n; i++) {
 		struct wanted *wanted = &build->wanted[i];
 
-		if (!wanted->found && may_be(spec, wanted->name))
-			wanted->found = make_kernel(build, spec, &wanted->kernel) &&
+		for (int v = 0; v < VARIANTS && !wanted->found && may_be(spec, wanted->name); v++)
+			wanted->found = make_kernel(build, spec, v, &wanted->kernel) &&
 					strcmp(wanted->kernel.build.name, wanted->name) == 0;
 		n_missing += !wanted->found;
 	}
@@ -320,7 +332,7 @@ static void find_planned(struct build *build, struct wanted *wanted)
 		return;
 	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
 	wanted->found = arch && strcmp(arch, build->asked.arch) == 0 &&
-			make_kernel(build, &spec, &wanted->kernel);
+			make_kernel(build, &spec, 0, &wanted->kernel);
 }
 
 static int find_wanted(struct build *build, struct fmha_error *err)

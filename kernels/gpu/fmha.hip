@@ -17,7 +17,13 @@ DEV void run(const Args &args, char *lds) { Combine(args).run(lds); }
 #elif FMHA_FAMILY == 4
 #include "general/append.h"
 typedef abi_appendkv_args Args;
-DEV void run(const Args &args, char *) { Append<Config>(args).run(); }
+DEV void run(const Args &args, char *)
+{
+	if constexpr (Config::WIDENS)
+		Append<Config>(args).run_widening();
+	else
+		Append<Config>(args).run();
+}
 #elif FMHA_FAMILY == 6
 #include "general/bwd_rows.h"
 typedef abi_bwd_args Args;

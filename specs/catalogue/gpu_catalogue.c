@@ -42,9 +42,9 @@
 #define GRAD(pipeline, core, hdim, m, n, waves_m, waves_n, blocks)                                 \
 	TILE(pipeline, core, SPEC_BIT(SPEC_BWD_DQ_DK_DV), HALF, 0, hdim, m, n, waves_m, waves_n,   \
 	     blocks)
-/* A wave a row: one kernel serves every head dim. */
-#define SMALL(pipeline, family, types, waves)                                                      \
-	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 576, 16, 16, waves, 1, 1)
+/* Row by row: one kernel serves every head dim. */
+#define SMALL(pipeline, family, types, waves, blocks)                                              \
+	TILE(pipeline, GPU_ANY_CORE, SPEC_BIT(family), types, 0, 576, 16, 16, waves, 1, blocks)
 #define WMMA_CORES (CORE(WMMA11) | CORE(WMMA12))
 /* Rows by the copy engine. What the widest tiles have no registers for is left out. */
 #define WARPGROUPS(types, hdim, m, n, without)                                                     \
@@ -270,10 +270,11 @@ static const struct spec_row kernels[] = {
 	TILE(GPU_SCALAR, GPU_ANY_CORE, SPEC_BIT(SPEC_BWD_DQ_DK_DV), NOT_FP8, 0, 512, 16, 16, 1, 1,
 	     1),
 
-	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8, 16), /* the data type is that of O */
-	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL | INT8, 4),
-	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8, 4),
-	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8, 4),
+	SMALL(GPU_COMBINE, SPEC_FWD_SPLITKV_COMBINE, NOT_FP8, 16,
+	      1),                                               /* the data type is that of O */
+	SMALL(GPU_APPEND, SPEC_FWD_APPENDKV, ALL | INT8, 4, 7), /* 72 registers */
+	SMALL(GPU_DOT, SPEC_BWD_DOT_DO_O, NOT_FP8, 4, 1),
+	SMALL(GPU_CONVERT, SPEC_BWD_CONVERT_DQ, NOT_FP8, 4, 1),
 };
 
 static const struct spec_head_dims head_dims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},

@@ -154,13 +154,13 @@ class Backward(Forward):
 
 class Append:
     """append-KV with rotary embedding: caches must be equal bit by bit. new_dtype: of new rows over a cache of fp8, which are divided
-    by `factors`: 1, "heads", "pages" or "found". slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in
-    one row. latent: values are in keys, -1: as they are, 1: of 656 bytes. widens: the other way round, keys of fp8 to
+    by `factors`: 1, "heads", "pages", "odd" (of pages, some of them none that a row can be divided by) or "found". odd: rows of any size, with NaN.
+    slots: rows go by slots, some nowhere, some outside of the cache; shared: K and V lie in one row. latent: values are in keys, -1: as they are, 1: of 656 bytes. widens: the other way round, keys of fp8 to
     k_new and v_new. rows: of each sequence's queries, packed, of which those of up to `few` stay and the others have `places`."""
 
     OPTIONS = dict(dtype=abi.BF16, batch=2, hq=2, hk=1, sq=3, new=3, cap=40, dq=32, dv=32, page=0,
                    layout=0, rope=abi.ROPE_NONE, rotary_dim=0, rotary_dtype=abi.F32, same=0, seed=3,
-                   new_dtype=None, slots=0, shared=0, factors=None, latent=0, widens=0, rows=(), few=0, places=0)
+                   new_dtype=None, slots=0, shared=0, factors=None, latent=0, widens=0, rows=(), few=0, places=0, odd=0)
 
     def __init__(self, **options):
         self.__dict__.update(self.OPTIONS)
@@ -245,11 +245,15 @@ class Append:
 
     def divide(self, n_pages):
         a, found = self.args, self.factors == "found"
-        shape = {"heads": (self.batch, self.hk, 1), "pages": (n_pages, self.hk, 1), "found": (n_pages, self.hk, self.page)}[self.factors]
+        of_pages = (n_pages, self.hk, 1)
+        shape = {"heads": (self.batch, self.hk, 1), "pages": of_pages, "odd": of_pages, "found": (n_pages, self.hk, self.page)}[self.factors]
         a.computes_descale = int(found)
         for name in ("k_descale", "v_descale"):
             x = aligned(shape, np.float32)
             x[...] = self.rng.uniform(0.01, 2, shape)
+            if self.factors == "odd":
+                some = x.reshape(-1)[::2]
+                some[...] = np.resize(np.array([0, -3, np.nan, 2.0**14, np.inf, 2.0**-70, 2.0**90, -np.inf], np.float32), some.shape)
             self.keep.append(x)
             if found:
                 self.outputs[name] = x
@@ -264,7 +268,12 @@ class Append:
         return x
 
     def random(self, shape, name=None, dtype=None):
-        x = encode(self.rng.standard_normal(shape).astype(np.float32), self.dtype if dtype is None else dtype)
+        numbers = self.rng.standard_normal(shape).astype(np.float32)
+        if self.odd and not name:
+            numbers *= 2.0 ** self.rng.integers(-120, 120, shape[:3] + (1,))
+            numbers.reshape(-1)[::11] = np.resize(np.array([np.nan, np.inf, 0.125 + 2.0**-13, -0.0, -np.inf, 0], np.float32), numbers.reshape(-1)[::11].shape)
+        with np.errstate(over="ignore"):
+            x = encode(numbers, self.dtype if dtype is None else dtype)
         self.keep.append(x)
         if name:
             self.outputs[name] = x

@@ -151,6 +151,11 @@ def wide():
     yield Case("backward", **d, sq=150, sk=170, bias=abi.F32, dbias=True, bias_broadcast="bhr", mask=BR, right=0)
     yield Case("backward", **d | dict(dq=64, dv=64), sq=150, sk=170, bias=abi.BF16, dbias=True, bias_broadcast="b")
     yield Case("backward", **d | dict(dq=64, dv=64), sq=300, sk=500, mask=BR, left=64, right=9, sinks=4)
+    # As many rows as have a wave take several times what it takes at once.
+    d = dict(batch=2, new=4200, hk=8, hq=2, dq=40, dv=72, page=16, slots=1, cap=4300, rotary_dim=16)
+    yield Case("append", dtype=abi.BF16, **d, rope=abi.ROPE_HALF_ROTATED)
+    for factors in ("pages", "found", "odd"):
+        yield Case("append", dtype=abi.E4M3, new_dtype=abi.BF16, **d, rope=abi.ROPE_INTERLEAVED, factors=factors)
 
 
 def small(quick):
@@ -372,6 +377,21 @@ def append_features():
                        rope=abi.ROPE_HALF_ROTATED, rotary_dim=64)
         yield Case("append", dtype=abi.I8, new_dtype=new, page=16, factors="heads", dq=59, dv=3)
         yield Case("append", dtype=abi.I8, new_dtype=new, page=16, slots=1, new=9, factors="pages", layout=i)
+        # What turns is an odd number of chunks, or not all of a row; a row is more than a wave takes at once.
+        d = dict(page=16, slots=1, new=9, hk=3, hq=5)
+        for rope, rotary_dim in ((abi.ROPE_INTERLEAVED, 24), (abi.ROPE_HALF_ROTATED, 48)):
+            yield Case("append", **d, dtype=new, rope=rope, rotary_dim=rotary_dim, rotary_dtype=new, dq=80, dv=40)
+            yield Case("append", **d, dtype=abi.E5M2, new_dtype=new, factors="pages", rope=rope, rotary_dim=rotary_dim, dq=80, dv=40)
+        yield Case("append", **d, dtype=new, dq=576, dv=512)
+        yield Case("append", **d, dtype=abi.E4M3, new_dtype=new, dq=576, dv=512)
+    for dtype in (abi.E4M3, abi.E5M2, abi.I8):
+        for factors in ("odd", "found"):
+            yield Case("append", dtype=dtype, new_dtype=abi.BF16, page=16, slots=1, new=40, hk=2, dq=64, dv=128, factors=factors, odd=1)
+    # Of f16 a quotient that lies just above the middle of two of e5m2's least codes.
+    yield Case("append", dtype=abi.E5M2, new_dtype=abi.F16, page=16, slots=1, new=40, hk=2, dq=64, dv=59, factors="odd", odd=1)
+    yield Case("append", dtype=abi.E4M3, new_dtype=abi.BF16, page=16, slots=1, new=9, hk=3, dq=80, dv=80, factors="found", rope=abi.ROPE_HALF_ROTATED,
+               rotary_dim=80)
+    yield Case("append", dtype=abi.BF16, page=16, slots=1, new=9, dq=64, dv=128, odd=1)
 
 
 def staged():

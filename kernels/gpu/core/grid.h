@@ -233,10 +233,52 @@ GRID_FN grid_int grid_kv_blocks(const struct abi_bwd_args *a)
 			       : 0;
 }
 
-/* New rows of K, as many of V, then rows of Q that are turned. */
+/*
+ * New rows of K, as many of V where there are such, rows of Q that are turned: block y is of that
+ * kind. Lanes side by side take a row, 32 bytes each, or a wave does; a wave takes as many rows as
+ * it has lanes for, and where there are many the next so many, too, but no more than it has lanes.
+ * All of it are powers of two: what is told here are their logarithms, since a division takes as
+ * long as a row.
+ */
+#define GRID_APPEND_WAVES 4
+enum { GRID_APPEND_K, GRID_APPEND_V, GRID_APPEND_Q };
+
+GRID_FN int grid_append_lanes(const struct abi_appendkv_args *a, int hdim, int wave)
+{
+	int dtype = a->new_dtype ? a->new_dtype : a->dtype;
+	int bytes = hdim << (dtype == ABI_F32 ? 2 : dtype == ABI_F16 || dtype == ABI_BF16 ? 1 : 0);
+
+	return (bytes > 32) + (bytes > 64) + (bytes > 128) + (bytes > 256) + (bytes > 512) +
+	       (wave > 32 && bytes > 1024);
+}
+
 GRID_FN grid_int grid_append_keys(const struct abi_appendkv_args *a)
 {
 	return (grid_int)a->seqlen_new * a->nhead_k;
+}
+
+GRID_FN int grid_append_rows(const struct abi_appendkv_args *a, int lanes, int wave)
+{
+	grid_int keys = grid_append_keys(a);
+	int steps = keys < 8192 ? 0 : keys < 32768 || !a->new_dtype ? 2 : 3;
+
+	return (wave > 32 ? 6 : 5) - lanes + (steps < lanes ? steps : lanes);
+}
+
+/* Those that the kind with most rows needs. */
+GRID_FN grid_int grid_append_blocks(const struct abi_appendkv_args *a, int wave)
+{
+	grid_int keys = grid_append_keys(a), q = 0;
+	int of_k = grid_append_rows(a, grid_append_lanes(a, a->hdim_q, wave), wave),
+	    of_v = grid_append_rows(a, grid_append_lanes(a, a->hdim_v, wave), wave);
+
+	if (a->q_rotated.data)
+		q = grid_query_rows(&a->sequences, a->nhead_q);
+	if (of_k <= of_v)
+		return grid_ceil(keys > q ? keys : q, GRID_APPEND_WAVES << of_k);
+	keys = grid_ceil(keys, GRID_APPEND_WAVES << of_v);
+	q = grid_ceil(q, GRID_APPEND_WAVES << of_k);
+	return keys > q ? keys : q;
 }
 
 /* Keys of a head, one after the other, that a wave widens: as many of K, then of V. */

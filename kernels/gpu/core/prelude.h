@@ -186,6 +186,7 @@ DEV u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 DEV u64 multiply_wide(u32 a, u32 b) { return (u64)__umulhi(a, b) << 32 | a * b; }
 DEV float larger(float a, float b) { return fmaxf(a, b); } /* drops a NaN */
 DEV float magnitude_of(float x) { return fabsf(x); }
+DEV float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
 DEV void atomic_add(float *p, float x) { (void)atomicAdd(p, x); }
 
 #else
@@ -283,6 +284,7 @@ DEV u64 multiply_wide(u32 a, u32 b) { return (u64)a * b; }
 DEV u32 multiply_high(u32 a, u32 b) { return (u32)(multiply_wide(a, b) >> 32); }
 DEV float larger(float a, float b) { return __builtin_fmaxf(a, b); }
 DEV float magnitude_of(float x) { return __builtin_fabsf(x); }
+DEV float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEV void atomic_add(float *p, float x)
 {
 	(void)__atomic_fetch_add(p, x, __ATOMIC_RELAXED);
@@ -341,6 +343,20 @@ DEV void scheduling_barrier()
 #endif
 #endif
 }
+
+/* Quotients of numbers below 2^31 by one that stays. */
+struct Divisor {
+	i32 by;
+	u32 inverse;
+
+	METHOD static Divisor make(i32 by) { return Divisor{by, 0xffffffffu / (u32)by}; }
+	METHOD i32 quotient(i32 n) const
+	{
+		i32 least = (i32)multiply_high((u32)n, inverse); /* or one more */
+
+		return n - least * by < by ? least : least + 1;
+	}
+};
 
 static const i32 FROM_THE_FIRST = -(1 << 30);
 

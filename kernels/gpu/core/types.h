@@ -154,20 +154,18 @@ struct E5M2 {
 
 	METHOD static Storage from_float(float x)
 	{
-		u32 h = F16::from_float(x);
+		u32 u = float_to_bits(x), sign = u >> 24 & 0x80, magnitude = u & 0x7fffffffu;
 
-		/* The double rounding float -> half -> e5m2 is not exact; round the float once. */
-		u32 u = float_to_bits(x), magnitude = u & 0x7fffffffu;
-
-		if (magnitude >= 0x38800000u && magnitude < 0x7f800000u) {
-			magnitude += 0xfffff + (magnitude >> 21 & 1);
-			magnitude = (magnitude >> 21) - (112u << 2);
-			return (Storage)((u >> 24 & 0x80) | (magnitude > 0x7c ? 0x7c : magnitude));
-		}
 		if (magnitude > 0x7f800000u)
-			return (Storage)((u >> 24 & 0x80) | 0x7e);
-		h += 0x7f + (h >> 8 & 1);
-		return (Storage)(h >> 8);
+			return (Storage)(sign | 0x7e);
+		if (magnitude < 0x38800000u) { /* below 2^-14: round to a multiple of 2^-16 */
+			float y = bits_to_float(magnitude) + 128.0f; /* ulp 2^-16 */
+
+			return (Storage)(sign | (float_to_bits(y) & 0x07));
+		}
+		magnitude += 0xfffff + (magnitude >> 21 & 1);
+		magnitude = (magnitude >> 21) - (112u << 2);
+		return (Storage)(sign | (magnitude > 0x7c ? 0x7c : magnitude));
 	}
 };
 

@@ -45,6 +45,22 @@ DEV float wave_sum(float x)
 	return x;
 }
 
+DEV i32 wave_max(i32 x)
+{
+	UNROLL
+	for (int i = 1; i < FMHA_WAVE; i *= 2)
+		x = max_of(x, (i32)shuffle_word((u32)x, lane_id() ^ i));
+	return x;
+}
+
+DEV i32 wave_sum(i32 x)
+{
+	UNROLL
+	for (int i = 1; i < FMHA_WAVE; i *= 2)
+		x += (i32)shuffle_word((u32)x, lane_id() ^ i);
+	return x;
+}
+
 /* Sums of weighted parts in units of the highest LSE among them. */
 struct Merged {
 	float m, l;

@@ -33,20 +33,6 @@
 #include "block/packed_pieces.h"
 #include "wgmma_values.h"
 
-/* Quotients of numbers below 2^31 by one that stays. */
-struct Divisor {
-	i32 by;
-	u32 inverse;
-
-	METHOD static Divisor make(i32 by) { return Divisor{by, 0xffffffffu / (u32)by}; }
-	METHOD i32 quotient(i32 n) const
-	{
-		i32 least = (i32)multiply_high((u32)n, inverse); /* or one more */
-
-		return n - least * by < by ? least : least + 1;
-	}
-};
-
 template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	typedef ForwardBlock<C> Block;
 	typedef typename C::Core Core;

@@ -89,6 +89,20 @@ static int set_combine(const struct gpu_kernel *k, const struct abi_combine_args
 			a->sequences.batch, ret_grid);
 }
 
+static int set_append(const struct gpu_kernel *k, const struct abi_appendkv_args *a,
+		      uint32_t ret_grid[3])
+{
+	int wave = (int)k->block[0] / GRID_APPEND_WAVES;
+	grid_int blocks = grid_append_blocks(a, wave);
+	int kinds = a->q_rotated.data ? GRID_APPEND_Q + 1
+		    : a->v_new.data   ? GRID_APPEND_V + 1
+				      : GRID_APPEND_K + 1;
+
+	/* the last block's rows are counted beyond those that there are */
+	return set_grid(k, blocks, kinds, a->sequences.batch, blocks * GRID_APPEND_WAVES * wave,
+			ret_grid);
+}
+
 /* A second row of blocks, one a head, sums dSink. */
 static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uint32_t ret_grid[3])
 {
@@ -116,13 +130,7 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 					append->few_rows ? append->n_places
 							 : append->sequences.batch,
 					ret_grid);
-		return set_rows(
-			kernel, waves,
-			2 * grid_append_keys(append) +
-				(append->q_rotated.data
-					 ? grid_query_rows(&append->sequences, append->nhead_q)
-					 : 0),
-			1, append->sequences.batch, ret_grid);
+		return set_append(kernel, append, ret_grid);
 	case ABI_BWD_DQ_DK_DV:
 		return set_backward(kernel, bwd, ret_grid);
 	case ABI_BWD_DOT_DO_O:

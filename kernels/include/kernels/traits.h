@@ -76,7 +76,9 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	X(shares, SHARES, "shares", FLAG, TRAITS_IN(FWD_SPLITKV), abi_shares(&args->fwd))          \
 	X(chosen, CHOSEN, "chosen", FLAG, TRAITS_FORWARD, p->topk > 0)                             \
 	X(latent_fp8, LATENT_FP8, "latent", FLAG, TRAITS_FORWARD,                                  \
-	  p->kv_layout == FMHA_KV_LATENT_FP8)
+	  p->kv_layout == FMHA_KV_LATENT_FP8)                                                      \
+	X(turns, TURNS, "turns", KIND, TRAITS_IN(FWD_APPENDKV), args->appendkv.rope)               \
+	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what

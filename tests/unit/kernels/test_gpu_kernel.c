@@ -355,6 +355,50 @@ static void small_families_have_kernels(void **state)
 }
 
 /* Two blocks of decode's ring share a unit's LDS; where two stages do not fit there is no such tile. */
+/* Blocks of four waves for those rows of which there are most: new keys, values where there are such, queries. */
+static void appends_cover_the_rows(void **state)
+{
+	const struct gpu_tile tile = {GPU_APPEND, 16, 16, 32, 32, 4, 1, 1};
+	float somewhere = 0;
+	struct abi_appendkv_args a = {.sequences = {.batch = 3},
+				      .seqlen_new = 128,
+				      .nhead_k = 8,
+				      .nhead_q = 32,
+				      .hdim_q = 64,
+				      .hdim_v = 128,
+				      .dtype = ABI_E4M3,
+				      .new_dtype = ABI_BF16};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD_APPENDKV, &bf16, &tile, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_true(grid[0] >= 1024 / (4 * 8) && grid[1] == 1 && grid[2] == 3);
+	a.v_new.data = &somewhere;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_true(grid[0] == 1024 / (4 * 4) && grid[1] == 2); /* 8 lanes have 256 bytes */
+	a.q_rotated.data = &somewhere;
+	a.sequences.seqlen_q_max = 129;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_true(grid[0] == 4128 / (4 * 8) && grid[1] == 3);
+	a.hdim_q = 128;
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 4128 / (4 * 4));
+	a.seqlen_new = 2048; /* each wave goes on with four times as many */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 16384 / (4 * 16));
+	a.seqlen_new = 16384; /* with eight times as many, where codes are made */
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0], 131072 / (4 * 32));
+	assert_int_equal(make("gfx942", ABI_FWD_APPENDKV, &bf16, &tile, &k), 0);
+	assert_int_equal(gpu_kernel_grid(&k, 304, &a, grid), 0);
+	assert_int_equal(grid[0], 131072 / (4 * 64));
+	a.hdim_q = a.hdim_v = 24; /* a row has two lanes, and no more rows than there are lanes */
+	assert_int_equal(gpu_kernel_grid(&k, 304, &a, grid), 0);
+	assert_int_equal(grid[0], 131072 / (4 * 64));
+}
+
 static void decode_fills_the_lds(void **state)
 {
 	const struct gpu_tile tile = {GPU_DECODE, 16, 64, 128, 128, 1, 4, 2};
@@ -795,6 +839,7 @@ int main(void)
 		cmocka_unit_test(wide_heads_have_warpgroups_with_roles),
 		cmocka_unit_test(heads_in_parts_have_blocks),
 		cmocka_unit_test(small_families_have_kernels),
+		cmocka_unit_test(appends_cover_the_rows),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),
 		cmocka_unit_test(latents_fill_hopper),
