@@ -80,7 +80,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Where products take longer than special functions, a polynomial beside them gains
 	 * nothing. */
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
-	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
+	/* Maxima are found while O += P V runs, and weights behind the wait for it, in straight code
+	 * with their rounding, which costs nothing beside special functions. Of 8 bits, and of capped
+	 * scores, weights are better made first. */
+	static const bool LATE = !CAPPED && !HAS_BIAS && sizeof(typename Element::Storage) == 2;
+	/* Without a mask to multiply a short O costs less than to ask whether it need be. */
+	static const bool LAGS = !(LATE && C::HDIM_V <= 64 && !C::MASK);
+	typedef Softmax<Core, 1, LAGS, HAS_BIAS, typename Values::Unit> Rule;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -189,6 +195,20 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)(C::TILE_M / heads.by), 0};
 
 		store_shared_16(lds + CUT_AT, x);
+	}
+	/* Rows of a tile that are no head's. What lies there the engine never overwrites, and it
+	 * has a say in how far the maxima of the warp's other rows lag. */
+	METHOD void clear_nobodys_rows() const
+	{
+		const i32 heads = grid_heads_of_tile(&a, C::TILE_M),
+			  first = C::TILE_M / heads * heads,
+			  n = (C::TILE_M - first) * (SLAB_WIDTH / 16);
+
+		for (i32 i = thread_id(); i < n; i += THREADS)
+			UNROLL
+			for (int slab = 0; slab < Q_STAGES * Q_SLABS; slab++)
+				store_zeros(lds + slab * Q_SLAB + first * SLAB_WIDTH + i * 16);
+		fence_async();
 	}
 	METHOD Divisor heads_divisor() const
 	{
@@ -351,6 +371,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			return false;
 		band = Block::band();
 		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
+		if (!C::MASK && !C::SPLIT)
+			ret_tiles->first = 0; /* as it is, and no register's */
 		if (ret_tiles->count == 0) /* rows that see nothing: one tile, all masked */
 			*ret_tiles = ColumnTiles{C::TILE_N, 0, 0, 0, 1};
 		return true;
@@ -940,7 +962,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD void start_scores(Scores &s, i32 q_stage, i32 k_stage) const
 	{
-		u64 q = wgmma_descriptor(q_tile(q_stage) + warpgroup() * slab_bytes(64), 0);
+		/* Hidden, since what is found ahead of the loop is not in uniform registers. */
+		u64 q = wgmma_descriptor(q_tile(hidden(q_stage)) + warpgroup() * slab_bytes(64), 0);
 		u64 k = wgmma_descriptor(k_tile(k_stage), 0);
 		const int STEP = 32 / ELEMENT, STEPS = SLAB_WIDTH / 32; /* dimensions; of a slab */
 
@@ -991,13 +1014,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		named_sync(OWN_BARRIER + warpgroup(), GROUP_THREADS);
 	}
 
+	/* That the tile's n-th row sees. */
+	METHOD i32 last_column(i32 n) const
+	{
+		return C::MASK ? band.last(row_of(n)) : band.end - 1;
+	}
+
 	/* Scores that must not count become @hidden. Columns, as constants, are compared with what
 	 * the lane's place leaves of an edge. */
 	METHOD void mask_end(Scores &s, i32 column, float hidden) const
 	{
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 last = band.last(row_of(wave_m * 16 + Core::stat_row(r))) - column -
+			i32 last = last_column(wave_m * 16 + Core::stat_row(r)) - column -
 				   Core::column(0);
 
 			UNROLL
@@ -1210,10 +1239,28 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return moved;
 	}
 
+	/* The same in two steps: LATE. */
+	METHOD bool raise_maxima(Scores &s, i32 column, const Reach<C> &mine,
+				 RowVector<Core, 1> *factor)
+	{
+		modify(s, column, 0);
+		mask(s, column, mine, minus_infinity());
+		return Rule::raise_all(rows, s, modifiers.unit, factor);
+	}
+	METHOD void exponentiate(Scores &s, i32 column)
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++)
+			Rule::exponentiate(rows, s, 0, r, modifiers.unit);
+		if (C::DROPOUT)
+			steps().drop(s, wave_row(), column);
+	}
+
 	/* The columns that all of the rows first .. last see. */
 	METHOD Reach<C> reach_of(i32 first, i32 last) const
 	{
-		return Reach<C>{first, last, band.first(last), band.last(first) + 1};
+		return Reach<C>{first, last, band.first(last),
+				C::MASK ? band.last(first) + 1 : band.end};
 	}
 
 	METHOD void take_turn() const
@@ -1270,11 +1317,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));
-			bool moved = weigh<false>(s, column, mine, keys, &factor);
+			bool moved = LATE ? raise_maxima(s, column, mine, &factor)
+					  : weigh<false>(s, column, mine, keys, &factor);
 			keys.next();
-			settle(s.t[0]);
-			/* Here, not before the product: without a branch the assembler moves the
-			 * softmax behind the wait for O, and nothing overlaps. */
+			if (!LATE)
+				settle(s.t[0]);
+			/* Here, not before the product: without a branch the assembler moves what
+			 * comes before it behind the wait for O, and nothing overlaps. */
 			if (n > 0)
 				barrier_wait(k_full(keys.stage), keys.parity);
 			wgmma_wait<0>();
@@ -1283,6 +1332,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			values.next();
 			if (moved)
 				scale_rows(o, factor);
+			if (LATE)
+				exponentiate(s, column);
 			p = Values::round(s);
 		}
 		release(q_empty(queries.stage));
@@ -1390,6 +1441,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (CAPPED)
 				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
 		}
+		if (C::SPLIT)
+			clear_nobodys_rows();
 		block_sync();
 	}
 
