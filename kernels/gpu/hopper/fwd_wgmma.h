@@ -87,6 +87,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Without a mask to multiply a short O costs less than to ask whether it need be. */
 	static const bool LAGS = !(LATE && C::HDIM_V <= 64 && !C::MASK);
 	typedef Softmax<Core, 1, LAGS, HAS_BIAS, typename Values::Unit> Rule;
+	/* Kernels of splits may cut the last pieces of a problem that is not split, see grid.h. */
+	static const bool CUTS_REST = C::SPLIT && !C::PAGED && !C::MASK && !C::LOGITS &&
+				      C::HDIM_V <= 128 && !Values::WIDENED;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -144,8 +147,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: Values::WIDENED ? 56
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
-						: C::SPLIT && C::PAGED && C::HDIM_Q > 128 &&
-								  C::HDIM_Q <= 192
+						: CUTS_REST || (C::SPLIT && C::PAGED &&
+								C::HDIM_Q > 128 &&
+								C::HDIM_Q <= 192)
 							? 32
 							: 24;
 	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
@@ -329,6 +333,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
 	{
 		split = C::SPLIT ? block_id_y() : 0;
+		if constexpr (CUTS_REST)
+			number = find_part(number);
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
 		if constexpr (HAS_DATA) {
@@ -351,6 +357,49 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return find_tiles(ret_tiles);
 	}
 
+	METHOD i32 n_pieces(i32 n_heads) const
+	{
+		return a.sequences.seqstart_q ? grid_pieces(&a, tile_rows(), this->n_heads())
+					      : n_heads * tiles_of_head();
+	}
+
+	/* Of the warp's piece: its number among the parts, which lie behind the whole pieces; below
+	 * 0: it is whole. */
+	METHOD u32 part_word() const { return lds + CUT_AT + 16 + wave_id() * 4; }
+	METHOD i32 own_part() const { return (i32)float_to_bits(load_shared(part_word())); }
+
+	/* Of the piece, or the part of one, with this number. Return: the piece's. */
+	METHOD i32 find_part(i32 number)
+	{
+		i32 whole = grid_whole_pieces(&a.rest, n_pieces(heads()), (i32)gridDim.x);
+
+		i32 part = number - whole;
+
+		store_shared(part_word(), bits_to_float((u32)part));
+		if (part < 0)
+			return number;
+		split = part % a.rest.n_splits;
+		return whole + part / a.rest.n_splits;
+	}
+	/* Pieces and parts that blocks take in turn. */
+	METHOD i32 n_turns(i32 pieces) const
+	{
+		if constexpr (CUTS_REST) {
+			i32 whole = grid_whole_pieces(&a.rest, pieces, (i32)gridDim.x);
+
+			return whole + (pieces - whole) * a.rest.n_splits;
+		}
+		return pieces;
+	}
+	/* The columns of a part, in whole tiles: of short sequences the last ones have none. */
+	METHOD void narrow_to_part()
+	{
+		i32 keys = ceil_div(ceil_div(seq.n_k, a.rest.n_splits), C::TILE_N) * C::TILE_N;
+
+		band.begin = min_of(split * keys, seq.n_k);
+		band.end = min_of(band.begin + keys, seq.n_k);
+	}
+
 	METHOD bool locate_packed(i32 number)
 	{
 		const PackedPieces<C::MASK, C::TILE_N> all = {a, tile_rows(), n_heads()};
@@ -370,6 +419,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
 			return false;
 		band = Block::band();
+		if constexpr (CUTS_REST)
+			if (own_part() >= 0)
+				narrow_to_part();
 		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
 		if (!C::MASK && !C::SPLIT)
 			ret_tiles->first = 0; /* as it is, and no register's */
@@ -389,9 +441,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			    n_heads = SECTIONS ? at->heads.by : heads();
 			i32 number = start +
 				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
-			i32 pieces = a.sequences.seqstart_q
-					     ? grid_pieces(&a, tile_rows(), this->n_heads())
-					     : n_heads * tiles_of_head();
+			i32 pieces = n_turns(n_pieces(n_heads));
 
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
@@ -1343,8 +1393,77 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		start_output(p, values.stage); /* under way when this returns */
 	}
 
-	/* LSE is stored at once. */
-	METHOD WgmmaRows finish_rows()
+	/* ---- parts of the last pieces ---- */
+
+	/* Where a lane has four numbers of its O, of a part; behind O those of its rows. */
+	METHOD float *part_at(i32 number, int chunk) const
+	{
+		const i64 floats = ABI_PART_FLOATS(C::TILE_M, C::HDIM_V);
+
+		return a.rest.parts + number * floats + wave_m * (floats / C::WAVES_M) +
+		       (chunk * FMHA_WAVE + lane_id()) * 4;
+	}
+	static const int PART_CHUNKS = 2 * TD;
+
+	METHOD static void store_part(float *to, const float *x)
+	{
+		*(chunk16 *)to =
+			chunk16{{float_to_bits(x[0]), float_to_bits(x[1]), float_to_bits(x[2]),
+				 float_to_bits(x[3])}};
+	}
+
+	/* A warp's 16 rows are nobody else's. Whose part of them comes last adds all up in their
+	 * order, its own, too, so that the sum does not depend on who that is. Return: whether this
+	 * warp has. */
+	METHOD bool join_parts()
+	{
+		const i32 n = a.rest.n_splits, part = own_part(), tile = part / n;
+
+		UNROLL
+		for (int i = 0; i < PART_CHUNKS; i++)
+			store_part(part_at(part, i), o.t[0][i / 2].x + i % 2 * 4);
+		const float mine[4] = {rows.m(0, 0), rows.l(0, 0), rows.m(0, 1), rows.l(0, 1)};
+
+		store_part(part_at(part, PART_CHUNKS), mine);
+		if (!arrive_last(a.rest.arrivals + tile * C::WAVES_M + wave_m, n))
+			return false;
+		o.zero();
+		rows.init();
+		NO_UNROLL
+		for (i32 s = 0; s < n; s++) {
+			const chunk16 x = load16(part_at(tile * n + s, PART_CHUNKS));
+			float keep[Core::STATS], weight[Core::STATS];
+
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float m = bits_to_float(x.w[2 * r]), high = larger(rows.m(0, r), m);
+				bool sees = high != minus_infinity();
+
+				keep[r] = sees ? exp2_fast((rows.m(0, r) - high) * modifiers.unit)
+					       : 0.0f;
+				weight[r] = sees ? exp2_fast((m - high) * modifiers.unit) : 0.0f;
+				rows.m(0, r) = high;
+				rows.l(0, r) = rows.l(0, r) * keep[r] +
+					       bits_to_float(x.w[2 * r + 1]) * weight[r];
+			}
+			UNROLL
+			for (int i = 0; i < PART_CHUNKS; i++) {
+				const chunk16 y = load16(part_at(tile * n + s, i));
+
+				UNROLL
+				for (int e = 0; e < 4; e++) {
+					const int r = Core::stat(i % 2 * 4 + e);
+					float &sum = o.t[0][i / 2].x[i % 2 * 4 + e];
+
+					sum = sum * keep[r] + bits_to_float(y.w[e]) * weight[r];
+				}
+			}
+		}
+		return true;
+	}
+
+	/* LSE is stored at once. @has: there is something to store. */
+	METHOD WgmmaRows finish_rows(bool has)
 	{
 		ForwardOutput<C, 1> output = {*this, o, rows, modifiers.unit, wave_m};
 		output.are_parts = C::SPLIT && a.o_acc;
@@ -1362,7 +1481,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 							      &lse) *
 					    o_scale;
 			results.to[r] = 0;
-			if (C::SPLIT ? row <= last_row() : row < n_rows) {
+			if (has && (C::SPLIT ? row <= last_row() : row < n_rows)) {
 				results.to[r] = output.are_parts
 							? (char *)(a.o_acc +
 								   output.split_row(place) *
@@ -1395,7 +1514,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (C::DROPOUT && a.dropout.randval.data)
 				store_randval<C>(*this);
 			walk(tiles, keys, values, queries);
-			WgmmaRows results = finish_rows();
+			bool has = true;
+
+			if constexpr (CUTS_REST)
+				if (own_part() >= 0) {
+					wgmma_wait<0>();
+					settle(o.t[0]);
+					has = join_parts();
+				}
+			WgmmaRows results = finish_rows(has);
+
 			more = next_piece(&at, &tiles);
 			wgmma_wait<0>();
 			settle(o.t[0]);
