@@ -282,6 +282,60 @@ static void few_heads_of_keys_are_cut(void **state)
 	}
 }
 
+/* 20 * 40 tiles are six rounds of 132 units and eight tiles, which all units share; under a mask, or where rounds are
+ * full, tiles stay whole. */
+static void the_last_tiles_are_cut(void **state)
+{
+	static const struct {
+		int32_t rows, heads;
+		enum fmha_mask mask;
+		int32_t splits;
+	} cases[] = {{5000, 20, FMHA_MASK_NONE, 8},
+		     {5000, 20, FMHA_MASK_BOTTOM_RIGHT, 0},
+		     {33 * 128, 20, FMHA_MASK_NONE, 0},
+		     {2048, 4, FMHA_MASK_NONE, 0}};
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		union abi_args args[PLAN_MAX_STAGES];
+		const struct launch_record *launch;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = 1;
+		f.problem.nhead_q = cases[i].heads;
+		f.problem.seqlen_q = f.problem.seqlen_k = cases[i].rows;
+		f.problem.mask = cases[i].mask;
+		if (cases[i].mask != FMHA_MASK_NONE)
+			f.problem.window_right = 0;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		launch = &f.plan.stages[0].launch;
+		plan_placeholder_args(&f.plan, args);
+		assert_int_equal(f.plan.n_stages, 1);
+		assert_int_equal(f.plan.n_splits, 0);
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_wgmma");
+		assert_int_equal(args[0].fwd.rest.n_splits, cases[i].splits);
+		assert_int_equal(f.plan.workspace_zero, cases[i].splits > 0);
+		assert_int_equal(launch->n_zeroes, cases[i].splits > 0);
+		if (cases[i].splits > 0) {
+			assert_int_equal(f.plan.stages[0].family, ABI_FWD_SPLITKV);
+			assert_int_equal(args[0].fwd.rest.n_parts, 8 * cases[i].splits);
+			assert_non_null(args[0].fwd.rest.parts);
+			assert_non_null(args[0].fwd.rest.arrivals);
+			assert_true(f.plan.layout.rest_arrivals - f.plan.layout.rest_parts >=
+				    (uint64_t)args[0].fwd.rest.n_parts * 128 * 136 * 4);
+			/* eight tiles of eight waves */
+			assert_int_equal(launch->zeroes[0].bytes, 8 * 8 * 4);
+			assert_int_equal(launch->zeroes[0].offset, f.plan.layout.rest_arrivals);
+			assert_int_equal(launch->zeroes[0].offset, plan_zero_from(&f.plan));
+			assert_true(launch->zeroes[0].offset + launch->zeroes[0].bytes <=
+				    f.plan.workspace_bytes);
+		}
+		release(&f);
+	}
+}
+
 /* Whatever number of heads: their tiles have heads of one row of queries. */
 static void hopper_has_a_loop_for_chosen_latents(void **state)
 {
@@ -1464,6 +1518,7 @@ int main(void)
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(few_heads_of_keys_are_cut),
+		cmocka_unit_test(the_last_tiles_are_cut),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
 		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
 		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
