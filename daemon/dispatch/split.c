@@ -95,12 +95,12 @@
 #define WARPGROUP_MERGE_US 5.0
 
 /* Tiles of a last round: parts of one at most; what all take besides their keys, and each for the sums; of all time,
- * where it is worth it. Shorter values have smaller tiles with splits, longer ones leave no registers. */
+ * where it is worth it. Shorter values have other tiles without splits, longer ones leave no registers. */
 #define REST_SPLITS    16
 #define REST_US        5.0
 #define REST_PART_US   1.0
 #define REST_WORTH     0.01
-#define REST_HDIM(dim) ((dim) > 64 && (dim) <= 128)
+#define REST_HDIM(dim) ((dim) > 96 && (dim) <= 128)
 
 #define STREAM_KEYS   128     /* at least, of a split that streams */
 #define STREAM_SPLITS 512     /* at most */

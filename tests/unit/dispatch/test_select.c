@@ -336,6 +336,38 @@ static void the_last_tiles_are_cut(void **state)
 	}
 }
 
+/* Heads of 96: 24 * 24 tiles of 192 rows are 5 rounds of 132 units where 24 * 36 of 128 are 7, and 8 * 16 are one. */
+static void tall_tiles_are_for_fewer_rounds(void **state)
+{
+	static const struct {
+		int32_t rows, heads;
+		enum fmha_mask mask;
+		int32_t tile;
+	} cases[] = {{4600, 24, FMHA_MASK_NONE, 192},
+		     {4600, 24, FMHA_MASK_BOTTOM_RIGHT, 128},
+		     {2000, 8, FMHA_MASK_NONE, 128}};
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = 1;
+		f.problem.hdim_q = f.problem.hdim_v = 96;
+		f.problem.nhead_q = f.problem.nhead_k = cases[i].heads;
+		f.problem.seqlen_q = f.problem.seqlen_k = cases[i].rows;
+		f.problem.mask = cases[i].mask;
+		if (cases[i].mask != FMHA_MASK_NONE)
+			f.problem.window_right = 0;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_int_equal(f.plan.n_stages, 1);
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_wgmma");
+		assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, cases[i].tile);
+		release(&f);
+	}
+}
+
 /* Whatever number of heads: their tiles have heads of one row of queries. */
 static void hopper_has_a_loop_for_chosen_latents(void **state)
 {
@@ -1519,6 +1551,7 @@ int main(void)
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(few_heads_of_keys_are_cut),
 		cmocka_unit_test(the_last_tiles_are_cut),
+		cmocka_unit_test(tall_tiles_are_for_fewer_rounds),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
 		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
 		cmocka_unit_test(hopper_has_a_loop_for_chosen_latents),
