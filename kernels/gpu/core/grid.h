@@ -82,8 +82,8 @@ GRID_FN abi_i64 grid_tiles(const struct abi_fwd_args *a, abi_i32 rows, abi_i32 h
 }
 
 /*
- * Without splits and masks, the pieces that are left for a last round of @blocks are cut by keys: the parts of all of
- * them follow the whole ones. Return: how many pieces stay whole.
+ * Without splits and masks, the pieces that are left for a last round of @blocks are cut by keys:
+ * the parts of all of them follow the whole ones. Return: how many pieces stay whole.
  */
 GRID_FN abi_i32 grid_whole_pieces(const struct abi_rest *rest, abi_i32 pieces, abi_i32 blocks)
 {

@@ -80,9 +80,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Where products take longer than special functions, a polynomial beside them gains
 	 * nothing. */
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
-	/* Maxima are found while O += P V runs, and weights behind the wait for it, in straight code
-	 * with their rounding, which costs nothing beside special functions. Of 8 bits, and of capped
-	 * scores, weights are better made first. */
+	/* Maxima are found while O += P V runs, and weights behind the wait for it, in straight
+	 * code with their rounding, which costs nothing beside special functions. Of 8 bits, and of
+	 * capped scores, weights are better made first. */
 	static const bool LATE = !CAPPED && !HAS_BIAS && sizeof(typename Element::Storage) == 2;
 	/* Without a mask to multiply a short O costs less than to ask whether it need be. */
 	static const bool LAGS = !(LATE && C::HDIM_V <= 64 && !C::MASK);
@@ -423,8 +423,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (own_part() >= 0)
 				narrow_to_part();
 		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
-		if (!C::MASK && !C::SPLIT)
-			ret_tiles->first = 0; /* as it is, and no register's */
+		/* As it is, and no register's; who loads pages has none for another path. */
+		if (!C::MASK && !C::SPLIT && !C::PAGED)
+			ret_tiles->first = 0;
 		if (ret_tiles->count == 0) /* rows that see nothing: one tile, all masked */
 			*ret_tiles = ColumnTiles{C::TILE_N, 0, 0, 0, 1};
 		return true;

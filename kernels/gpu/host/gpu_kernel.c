@@ -311,7 +311,7 @@ static int wide_keys(const struct traits *traits, const struct gpu_tile *t)
 	return traits->bias || traits->softcap ? 64 : 80;
 }
 
-/* With heads of up to 96 three warpgroups have registers for 96 keys whose scores nothing is done to. */
+/* With heads of up to 96 three warpgroups have registers for 96 keys, of bare scores. */
 static int is_bare_96(const struct traits *traits, const struct gpu_tile *t)
 {
 	return traits->op == ABI_FWD && traits->dtype <= ABI_BF16 && t->waves_m == 12 &&
