@@ -191,12 +191,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD i32 wave_row() const { return tile_row + wave_m * 16; }
 
-	/* SPLIT: heads of a tile, and rows of the sequence; in shared memory, since registers are
-	 * few. */
+	/* SPLIT: heads of a tile, rows of the sequence, pieces that are whole; in shared memory,
+	 * since registers are few. */
 	METHOD void cut_tile() const
 	{
 		const Divisor heads = Divisor::make(grid_heads_of_tile(&a, C::TILE_M));
-		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)(C::TILE_M / heads.by), 0};
+		const i32 rows = C::TILE_M / heads.by;
+		const i32 pieces = grid_pieces(&a, rows, a.nhead_q / heads.by);
+		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)rows,
+				  (u32)grid_whole_pieces(&a.rest, pieces, (i32)gridDim.x)};
 
 		store_shared_16(lds + CUT_AT, x);
 	}
@@ -204,13 +207,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 * has a say in how far the maxima of the warp's other rows lag. */
 	METHOD void clear_nobodys_rows() const
 	{
-		const i32 heads = grid_heads_of_tile(&a, C::TILE_M),
-			  first = C::TILE_M / heads * heads,
+		const i32 first = tile_rows() * tile_heads(),
 			  n = (C::TILE_M - first) * (SLAB_WIDTH / 16);
 
-		for (i32 i = thread_id(); i < n; i += THREADS)
-			UNROLL
-			for (int slab = 0; slab < Q_STAGES * Q_SLABS; slab++)
+		NO_UNROLL
+		for (i32 slab = 0; slab < Q_STAGES * Q_SLABS; slab++)
+			NO_UNROLL
+			for (i32 i = thread_id(); i < n; i += THREADS)
 				store_zeros(lds + slab * Q_SLAB + first * SLAB_WIDTH + i * 16);
 		fence_async();
 	}
@@ -357,11 +360,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return find_tiles(ret_tiles);
 	}
 
-	METHOD i32 n_pieces(i32 n_heads) const
-	{
-		return a.sequences.seqstart_q ? grid_pieces(&a, tile_rows(), this->n_heads())
-					      : n_heads * tiles_of_head();
-	}
+	METHOD i32 whole_pieces() const { return (i32)load_shared_8(lds + CUT_AT + 8).w[1]; }
 
 	/* Of the warp's piece: its number among the parts, which lie behind the whole pieces; below
 	 * 0: it is whole. */
@@ -371,25 +370,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Of the piece, or the part of one, with this number. Return: the piece's. */
 	METHOD i32 find_part(i32 number)
 	{
-		i32 whole = grid_whole_pieces(&a.rest, n_pieces(heads()), (i32)gridDim.x);
-
-		i32 part = number - whole;
+		i32 part = number - whole_pieces(), piece;
 
 		store_shared(part_word(), bits_to_float((u32)part));
 		if (part < 0)
 			return number;
-		split = part % a.rest.n_splits;
-		return whole + part / a.rest.n_splits;
-	}
-	/* Pieces and parts that blocks take in turn. */
-	METHOD i32 n_turns(i32 pieces) const
-	{
-		if constexpr (CUTS_REST) {
-			i32 whole = grid_whole_pieces(&a.rest, pieces, (i32)gridDim.x);
-
-			return whole + (pieces - whole) * a.rest.n_splits;
-		}
-		return pieces;
+		piece = part / a.rest.n_splits;
+		split = part - piece * a.rest.n_splits;
+		return number - part + piece;
 	}
 	/* The columns of a part, in whole tiles: of short sequences the last ones have none. */
 	METHOD void narrow_to_part()
@@ -442,7 +430,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			    n_heads = SECTIONS ? at->heads.by : heads();
 			i32 number = start +
 				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
-			i32 pieces = n_turns(n_pieces(n_heads));
+			i32 pieces = a.sequences.seqstart_q
+					     ? grid_pieces(&a, tile_rows(), this->n_heads())
+					     : n_heads * tiles_of_head();
+			if (CUTS_REST) /* and parts of those that are not whole */
+				pieces += (pieces - whole_pieces()) * (a.rest.n_splits - 1);
 
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
@@ -1570,9 +1562,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (CAPPED)
 				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
 		}
-		if (C::SPLIT)
-			clear_nobodys_rows();
 		block_sync();
+		if (C::SPLIT) {
+			clear_nobodys_rows();
+			block_sync();
+		}
 	}
 
 	/* bias: without one, any. */
