@@ -111,13 +111,6 @@ static int add_unsplit(struct planner *b)
 	return planner_no_kernel(b, family, p->q.dtype);
 }
 
-/* Is a kernel named that takes all keys at once? */
-static bool names_unsplit(struct planner *b)
-{
-	return naming_of(&b->naming, ABI_FWD) || naming_of(&b->naming, ABI_FWD_PAGEDKV) ||
-	       naming_of(&b->naming, ABI_BATCH_PREFILL);
-}
-
 static bool is_on_cpu(const struct planner *b)
 {
 	return b->device->lds_bytes == 0;
@@ -141,7 +134,7 @@ static int add_attention(struct planner *b)
 					    p->split_size > 0 ? "split_size" : "n_splits",
 					    "%d splits: at most %d", split.n, PLAN_MAX_SPLITS);
 	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
-	while ((split.n > 1 && (fixed || !names_unsplit(b))) || (fixed && split.n > 0)) {
+	while ((split.n > 1 && (fixed || !planner_names_unsplit(b))) || (fixed && split.n > 0)) {
 		plan->n_splits = split.n;
 		plan->split_size = split.size;
 		plan->shares = split.shares;

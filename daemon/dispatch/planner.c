@@ -569,6 +569,12 @@ void planner_unwiden(struct planner *b)
 	b->outlooks.n = 0;
 }
 
+bool planner_names_unsplit(struct planner *b)
+{
+	return naming_of(&b->naming, ABI_FWD) || naming_of(&b->naming, ABI_FWD_PAGEDKV) ||
+	       naming_of(&b->naming, ABI_BATCH_PREFILL);
+}
+
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
 {
 	const struct fmha_problem *p = &b->plan->problem;
@@ -576,7 +582,7 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 	bool paged = plan_paged(p) && !b->plan->widens;
 	bool prefills = paged && p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV);
 
-	if ((b->groups || b->rest > 0) && i-- == 0) {
+	if ((b->groups || b->rest > 0) && !planner_names_unsplit(b) && i-- == 0) {
 		*ret_family = ABI_FWD_SPLITKV;
 		return true;
 	}

@@ -67,6 +67,8 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
 /* The family of a forward problem that takes all keys at once, in the order of trying. Return: false:
  * there is no number @i. */
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family);
+/* Is a kernel named that takes all keys at once? */
+bool planner_names_unsplit(struct planner *b);
 
 /* Adds a stage and looks for its kernel. Return: 0, 1 when nothing fits, and no stage was added; FMHA_E*. */
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype);

@@ -1182,6 +1182,27 @@ static void names_say_whether_keys_are_split(void **state)
 	release(&f);
 }
 
+/* Also where kernels of splits would cut the last tiles of all keys. */
+static void a_named_kernel_cuts_no_tiles(void **state)
+{
+	static const char plain[] = "fwd-bf16-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-"
+				    "w16x16x16-p1111-no-no-bpc1-sm_90a";
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.batch = 1;
+	f.problem.nhead_q = 20;
+	f.problem.seqlen_q = f.problem.seqlen_k = 5000;
+	offline_device(&f, "sm_90a", NULL, 132);
+	name(&f, plain);
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, plain);
+	assert_int_equal(f.plan.rest_splits, 0);
+	assert_int_equal(f.plan.workspace_zero, 0);
+	release(&f);
+}
+
 static void names_that_do_not_fit_say_why(void **state)
 {
 	char kernel[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES];
@@ -1577,6 +1598,7 @@ int main(void)
 		cmocka_unit_test(words_of_shapes_hold_what_matters),
 		cmocka_unit_test(named_kernels_are_taken),
 		cmocka_unit_test(names_say_whether_keys_are_split),
+		cmocka_unit_test(a_named_kernel_cuts_no_tiles),
 		cmocka_unit_test(names_that_do_not_fit_say_why),
 		cmocka_unit_test(backward_stages_are_named_apart),
 		cmocka_unit_test(sets_limit_the_choice),
