@@ -361,6 +361,10 @@ static void fill_splits(const struct plan *plan, uint32_t stage, const struct la
 	struct partials parts = partials_of(plan, stage);
 	bool shares = plan->shares || plan_stage_few(plan, stage);
 
+	if (parts.n == 0 && plan->rest_splits > 0)
+		a->rest = (struct abi_rest){workspace(bases, plan->layout.rest_parts),
+					    workspace(bases, plan->layout.rest_arrivals),
+					    plan->rest_parts, plan->rest_splits};
 	if (parts.n == 0)
 		return;
 	a->o_acc = workspace(bases, parts.o_acc);
@@ -745,6 +749,8 @@ static const uint16_t fwd_addresses[] = {
 	AT(fwd, o_acc),
 	AT(fwd, lse_acc),
 	AT(fwd, chosen.data),
+	AT(fwd, rest.parts),
+	AT(fwd, rest.arrivals),
 };
 static const uint16_t combine_addresses[] = {
 	AT(combine, o_parts.data), AT(combine, lse_parts.data), AT(combine, o.data),

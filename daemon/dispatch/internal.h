@@ -172,7 +172,9 @@ struct split_choice {
 	int32_t n, size;
 	bool settled; /* it knows the loop better than models do that were fitted before */
 	bool groups;  /* n is 1, for kernels of splits, whose tiles have rows of several heads */
-	bool shares;  /* blocks find their share of all keys; n is how many parts a row may have */
+	int32_t rest; /* n is 1, for kernels of splits: parts of each of the last tiles; 0: whole */
+	int32_t rest_parts; /* of all of them at most */
+	bool shares; /* blocks find their share of all keys; n is how many parts a row may have */
 	char why[SPLIT_WHY_BYTES];
 };
 struct split_device {

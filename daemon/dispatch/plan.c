@@ -61,6 +61,20 @@ static int place_dq_acc(struct planner *b)
 	return 0;
 }
 
+/* Likewise, since of the workspace it is what has to be zero. */
+static int place_arrivals(struct planner *b)
+{
+	struct plan *plan = b->plan;
+
+	if (plan->rest_bytes == 0)
+		return 0;
+	plan->workspace_zero = 1;
+	if (!workspace_add(&plan->workspace_bytes, PLAN_ALIGNMENT, plan->rest_bytes,
+			   &plan->layout.rest_arrivals))
+		return planner_too_large(b);
+	return 0;
+}
+
 /* Split-KV: 0 when both kernels exist and the partials are placed; 1 when a kernel is missing. */
 static int add_split(struct planner *b)
 {
@@ -89,17 +103,12 @@ static int add_unsplit(struct planner *b)
 	for (int i = 0; planner_unsplit_family(b, i, &family); i++) {
 		int r = planner_add_stage(b, family, p->q.dtype);
 
+		if (r == 0 && family == ABI_FWD_SPLITKV)
+			return planner_place_rest(b);
 		if (r <= 0)
 			return r;
 	}
 	return planner_no_kernel(b, family, p->q.dtype);
-}
-
-/* Is a kernel named that takes all keys at once? */
-static bool names_unsplit(struct planner *b)
-{
-	return naming_of(&b->naming, ABI_FWD) || naming_of(&b->naming, ABI_FWD_PAGEDKV) ||
-	       naming_of(&b->naming, ABI_BATCH_PREFILL);
 }
 
 static bool is_on_cpu(const struct planner *b)
@@ -125,7 +134,7 @@ static int add_attention(struct planner *b)
 					    p->split_size > 0 ? "split_size" : "n_splits",
 					    "%d splits: at most %d", split.n, PLAN_MAX_SPLITS);
 	/* A plan of one fixed-size split still goes through the combine: same rounding for all. */
-	while ((split.n > 1 && (fixed || !names_unsplit(b))) || (fixed && split.n > 0)) {
+	while ((split.n > 1 && (fixed || !planner_names_unsplit(b))) || (fixed && split.n > 0)) {
 		plan->n_splits = split.n;
 		plan->split_size = split.size;
 		plan->shares = split.shares;
@@ -323,8 +332,9 @@ static int build_backward(struct planner *b)
 	return 0;
 }
 
-/* Where backward's workspace has what is known when all of it has been placed: its second stage decides. */
-static void record_backward(struct plan *plan)
+/* Where the workspace has what is known when all of it has been placed: of backward the second stage decides, of the
+ * last tiles that are cut the kernel. */
+static void record_again(struct plan *plan)
 {
 	struct launch_bases bases = args_placeholders(plan);
 
@@ -387,14 +397,21 @@ static void place_grid(struct planner *b)
 	}
 }
 
-/* dq_acc is the second stage's. */
+/* dq_acc is the second stage's, arrivals are the last one's. */
 static void place_zeroes(struct plan *plan)
 {
-	if (!plan->workspace_zero || plan->dq_acc_bytes == 0)
-		return;
-	plan->stages[1].launch.n_zeroes = 1;
-	plan->stages[1].launch.zeroes[0] = (struct launch_range){plan->layout.dq_acc,
-								 plan->dq_acc_bytes};
+	if (plan->workspace_zero && plan->dq_acc_bytes > 0) {
+		plan->stages[1].launch.n_zeroes = 1;
+		plan->stages[1].launch.zeroes[0] = (struct launch_range){plan->layout.dq_acc,
+									 plan->dq_acc_bytes};
+	}
+	if (plan->rest_bytes > 0) {
+		struct launch_record *last = &plan->stages[plan->n_stages - 1].launch;
+
+		last->n_zeroes = 1;
+		last->zeroes[0] = (struct launch_range){plan->layout.rest_arrivals,
+							plan->rest_bytes};
+	}
 }
 
 /* What the record promises about pointers, their tensors have to keep. */
@@ -429,10 +446,12 @@ int plan_build_reported(const struct fmha_problem *problem, const struct plan_ch
 	r = place_private(&b);
 	if (r == 0)
 		r = place_dq_acc(&b);
+	if (r == 0)
+		r = place_arrivals(&b);
 	if (r < 0)
 		return r;
-	if (plan.problem.op == FMHA_BACKWARD)
-		record_backward(&plan);
+	if (plan.problem.op == FMHA_BACKWARD || plan.rest_bytes > 0)
+		record_again(&plan);
 	place_grid(&b);
 	lengths_choose(&plan);
 	for (uint32_t i = 0; i < plan.n_stages; i++) {
@@ -451,6 +470,11 @@ int plan_build(const struct fmha_problem *problem, const struct plan_choice *cho
 	       const struct plan_device *device, struct plan *ret_plan, struct fmha_error *err)
 {
 	return plan_build_reported(problem, choice, device, ret_plan, NULL, err);
+}
+
+uint64_t plan_zero_from(const struct plan *plan)
+{
+	return plan->rest_bytes > 0 ? plan->layout.rest_arrivals : plan->layout.dq_acc;
 }
 
 const struct plan_stage *plan_main_stage(const struct plan *plan)

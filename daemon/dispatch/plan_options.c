@@ -46,7 +46,7 @@ static int gather_forward(struct planner *b, struct gathering *to)
 		return r;
 	device.shares = false;
 	split_choose(&b->plan->problem, &device, &split);
-	b->groups = split.groups;
+	planner_take_choice(b, &split);
 	if (planner_is_free(b)) {
 		planner_list_splits(b, split.n, &list);
 	} else {

@@ -569,6 +569,12 @@ void planner_unwiden(struct planner *b)
 	b->outlooks.n = 0;
 }
 
+bool planner_names_unsplit(struct planner *b)
+{
+	return naming_of(&b->naming, ABI_FWD) || naming_of(&b->naming, ABI_FWD_PAGEDKV) ||
+	       naming_of(&b->naming, ABI_BATCH_PREFILL);
+}
+
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family)
 {
 	const struct fmha_problem *p = &b->plan->problem;
@@ -576,7 +582,7 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 	bool paged = plan_paged(p) && !b->plan->widens;
 	bool prefills = paged && p->mode == FMHA_GROUP && !naming_of(&b->naming, ABI_FWD_PAGEDKV);
 
-	if (b->groups && i-- == 0) {
+	if ((b->groups || b->rest > 0) && !planner_names_unsplit(b) && i-- == 0) {
 		*ret_family = ABI_FWD_SPLITKV;
 		return true;
 	}
@@ -584,6 +590,29 @@ bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_famil
 		return false;
 	*ret_family = prefills && i == 0 ? ABI_BATCH_PREFILL : paged ? ABI_FWD_PAGEDKV : ABI_FWD;
 	return true;
+}
+
+void planner_take_choice(struct planner *b, const struct split_choice *split)
+{
+	b->groups = split->groups;
+	b->rest = split->rest;
+	b->rest_parts = split->rest_parts;
+}
+
+/* For the stage that was added last, which says how large its tiles are. */
+int planner_place_rest(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	const struct kernel_tile *tile = &plan->stages[plan->n_stages - 1].spec.tile;
+	int64_t floats = ABI_PART_FLOATS(tile->tile_m0, tile->tile_n1);
+
+	if (b->rest == 0)
+		return 0;
+	plan->rest_splits = b->rest;
+	plan->rest_parts = b->rest_parts;
+	plan->rest_bytes = (uint64_t)(b->rest_parts / b->rest) * tile->wave_m0 * sizeof(abi_u32);
+	return planner_place(b, 3, (const int64_t[]){b->rest_parts, floats, sizeof(float)},
+			     &plan->layout.rest_parts);
 }
 
 bool planner_is_free(const struct planner *b)
@@ -782,7 +811,7 @@ static bool list_outlooks(struct planner *b, struct split_choice *ret_split)
 	if (b->plan->few) /* of many rows */
 		rest.batch = (int32_t)sequences_of_many_rows(&rest);
 	split_choose(&rest, &device, ret_split);
-	b->groups = ret_split->groups;
+	planner_take_choice(b, ret_split);
 	/* What was measured of others was of rows of one length. */
 	if (ret_split->shares || !planner_is_free(b) || b->naming.n > 0 || !b->device->registry ||
 	    !is_informed(b, &list, ret_split))

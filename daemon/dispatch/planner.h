@@ -44,6 +44,7 @@ struct planner {
 	struct outlooks outlooks; /* their stages are not looked for again */
 	uint64_t before_widening; /* bytes of the workspace */
 	bool groups; /* unsplit, a kernel of splits comes first: see struct split_choice */
+	int32_t rest, rest_parts;      /* likewise, and then its last tiles are cut */
 	char why[SELECT_REASON_BYTES]; /* nothing was found for the stage before; may be empty */
 };
 
@@ -66,6 +67,8 @@ int planner_peek(struct planner *b, enum abi_family family, uint32_t dtype, bool
 /* The family of a forward problem that takes all keys at once, in the order of trying. Return: false:
  * there is no number @i. */
 bool planner_unsplit_family(struct planner *b, int i, enum abi_family *ret_family);
+/* Is a kernel named that takes all keys at once? */
+bool planner_names_unsplit(struct planner *b);
 
 /* Adds a stage and looks for its kernel. Return: 0, 1 when nothing fits, and no stage was added; FMHA_E*. */
 int planner_add_stage(struct planner *b, enum abi_family family, uint32_t dtype);
@@ -91,6 +94,8 @@ struct planner_splits {
 
 /* Whether the problem leaves the number to the plan. */
 bool planner_is_free(const struct planner *b);
+void planner_take_choice(struct planner *b, const struct split_choice *split);
+int planner_place_rest(struct planner *b);
 struct split_device planner_split_device(const struct plan_device *device);
 /* The default first, then no split, then what lies around. */
 void planner_list_splits(const struct planner *b, int32_t n_default, struct planner_splits *list);

@@ -79,12 +79,13 @@ static int within_view(const struct reach *r, enum fmha_tensor_role role, const 
 }
 
 /* From @offset on: in what the stages hand to each other, behind which their private shares lie, or
- * in dq_acc, which lies behind those. */
+ * in dq_acc or arrivals, which lie behind those. */
 static int within_workspace(const struct reach *r, uint64_t offset, uint64_t element_bytes,
 			    const struct step *steps, int n)
 {
 	const struct plan *plan = r->plan;
-	bool last = plan->dq_acc_bytes > 0 && offset >= plan->layout.dq_acc;
+	bool last = (plan->dq_acc_bytes > 0 && offset >= plan->layout.dq_acc) ||
+		    (plan->rest_bytes > 0 && offset >= plan->layout.rest_arrivals);
 	uint64_t end = last ? plan->workspace_bytes : plan->stages[0].workspace_offset;
 	int64_t elements = elements_of(steps, n);
 
@@ -286,6 +287,19 @@ static int reach_partials(const struct reach *r, const struct abi_fwd_args *a)
 	return within_workspace(r, offset_of_lse(r), sizeof(float), lse, 2);
 }
 
+/* Of the last tiles of an unsplit problem. */
+static int reach_rest(const struct reach *r, const struct abi_fwd_args *a)
+{
+	const struct kernel_tile *tile = &r->plan->stages[r->stage].spec.tile;
+	const struct step parts[] = {
+		{a->rest.n_parts, ABI_PART_FLOATS(tile->tile_m0, tile->tile_n1)},
+		{ABI_PART_FLOATS(tile->tile_m0, tile->tile_n1), 1}};
+	const struct step arrivals[] = {{a->rest.n_parts / a->rest.n_splits * tile->wave_m0, 1}};
+
+	TRY(within_workspace(r, r->plan->layout.rest_parts, sizeof(float), parts, 2));
+	return within_workspace(r, r->plan->layout.rest_arrivals, sizeof(abi_u32), arrivals, 1);
+}
+
 static int64_t key_elements(int32_t layout, int32_t hdim_q)
 {
 	return layout == ABI_KV_LATENT_FP8 ? ABI_LATENT_BYTES : hdim_q;
@@ -342,6 +356,8 @@ static int reach_fwd(const struct reach *r, const struct abi_fwd_args *a)
 			  s->seqlen_k_max));
 	TRY(reach_descale(r, v_descale, &a->v_descale, s->batch, n_pages, a->nhead_k,
 			  s->seqlen_k_max));
+	if (a->rest.n_splits > 0)
+		TRY(reach_rest(r, a));
 	return a->n_splits > 0 ? reach_partials(r, a) : 0;
 }
 

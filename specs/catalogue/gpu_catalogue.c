@@ -137,6 +137,7 @@ static const struct spec_row kernels[] = {
 	WARPGROUPS(HALF, 64, 192, 128, WITHOUT(bias) | WITHOUT(dropout)),
 	WARPGROUPS(HALF, 64, 192, 96, WITHOUT(bias) | WITHOUT(dropout)), /* over keys of 8 bits */
 	WARPGROUPS(HALF, 64, 192, 64, 0),
+	WARPGROUPS(HALF, 96, 192, 96, RAW | WITHOUT(narrow) | WITHOUT(mask)), /* heads of 96 */
 	WARPGROUPS(HALF, 192, 128, 128, WITHOUT(dropout)), /* with 128 columns of V */
 	WARPGROUPS(HALF, 160, 128, 96, 0),
 	WARPGROUPS(HALF, 192, 128, 64, 0),

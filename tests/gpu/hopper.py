@@ -40,6 +40,9 @@ VARIANTS = dict([
     variant(128, 128, 128, 128), variant(128, 128, 128, 128, MASK=1),
     variant(192, 128, 128, 128), variant(192, 128, 128, 128, MASK=1),
     variant(256, 256, 128, 80), variant(256, 256, 128, 80, MASK=1),
+    variant(64, 64, 192, 96, SPLIT=1), variant(96, 96, 128, 128, SPLIT=1), variant(128, 128, 128, 128, SPLIT=1),
+    variant(128, 128, 128, 128, MASK=1, SPLIT=1), variant(192, 128, 128, 128, SPLIT=1), variant(128, 128, 128, 128, "f16", SPLIT=1),
+    variant(128, 128, 128, 64, LOGITS=1, SOFTCAP=1, SPLIT=1),
     variant(128, 128, 128, 128, "f16"), variant(128, 128, 128, 128, "f16", MASK=1),
     variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1),
     variant(128, 128, 128, 128, "f16", LOGITS=1, SOFTCAP=1, MASK=1), variant(192, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1),
@@ -96,7 +99,8 @@ def tile_of(v, waves):
 def kernel_of(lib, v):
     args, f = ask(abi.FwdArgs(), v), v["features"]
     args.cache.page_size, args.q_descale.data = 16 * f.get("PAGED", 0), 64 * f.get("DESCALE", 0) or None
-    return abi.make_kernel(lib, ARCH, abi.FWD_PAGEDKV if f.get("PAGED") else abi.FWD, args.dtype, args, tile_of(v, v["m"] // 16))
+    family = abi.FWD_SPLITKV if f.get("SPLIT") else abi.FWD_PAGEDKV if f.get("PAGED") else abi.FWD
+    return abi.make_kernel(lib, ARCH, family, args.dtype, args, tile_of(v, v["m"] // 16))
 
 
 def kernels(lib, match):
@@ -115,9 +119,16 @@ class Device(cuda_device.Cubins):
 
     def launch_of(self, name, p, persistent):
         """A function that launches a variant on a problem."""
-        kernel = kernel_of(self.lib, self.variants[name])
-        launch = self.launcher(self.function(name, kernel), kernel, p.args(), cuda_device.UNITS if persistent else EVERY_PIECE)
-        return lambda keep=p: launch()
+        kernel, args = kernel_of(self.lib, self.variants[name]), p.args()
+        if p.rest:
+            p.cut_rest(self.torch, args, self.variants[name])
+        launch = self.launcher(self.function(name, kernel), kernel, args, cuda_device.UNITS if persistent else EVERY_PIECE)
+
+        def launched(keep=p, arrivals=p.arrivals):
+            if arrivals is not None:
+                arrivals.zero_()
+            launch()
+        return launched
 
 
 class Pages:
@@ -197,7 +208,18 @@ class Problem:
     bytes: object = None  # random ones, as the kernel stores them
     descale: tuple = ()  # of q, k, v: (batch, heads)
     pages: object = None
+    rest: int = 0  # parts of each of the last tiles
+    arrivals: object = None
     keep: tuple = ()
+
+    def cut_rest(self, torch, args, v):
+        """Room for as many parts as there may be, which hold nothing."""
+        most = cuda_device.UNITS * self.rest
+        parts = torch.full((most, v["m"] * (v["dv"] + 8)), math.nan, device="cuda")
+        self.arrivals = torch.zeros(cuda_device.UNITS * v["m"] // 16, dtype=torch.int32, device="cuda")
+        self.keep += (parts,)
+        args.rest.parts, args.rest.arrivals = parts.data_ptr(), self.arrivals.data_ptr()
+        args.rest.n_parts, args.rest.n_splits = most, self.rest
 
     def args(self):
         import torch
@@ -419,6 +441,19 @@ def edges(torch, v, masked):
                                            **masked)
 
 
+def split(torch, at, masked, causal):
+    """Of kernels of splits that get none: rows of all heads that share keys in a tile, and last tiles that are cut."""
+    for heads, rows, keys in (((40, 8), 300, 700), ((6, 2), 515, 515), ((32, 8), 97, 4000)):
+        yield f"{rows} rows of {heads[0]}/{heads[1]} heads", at(2, *heads, rows, keys, **causal)
+    if masked:
+        return
+    for b, heads, rows, keys, parts in ((1, (20, 4), 1000, 1000, 4), (2, (24, 8), 700, 333, 2), (1, (25, 5), 1500, 1501, 5), (3, (60, 12), 140, 2000, 16),
+                                        (1, (70, 70), 500, 77, 7), (1, (24, 24), 1500, 900, 11)):
+        yield f"{parts} parts of {b} x {heads[0]}/{heads[1]} x {rows}", at(b, *heads, rows, keys, rest=parts, sink=torch.randn(heads[0], device="cuda"))
+    group = [(5, 300), (0, 8), (333, 90), (900, 1400), (4, 0), (1500, 257), (1, 1000), (1300, 700)]
+    yield "3 parts in a group", at(1, 20, 4, 0, 0, group=group, rest=3)
+
+
 def checks(torch, v):
     """Problems for a variant."""
     d, dv, dtype = v["dq"], v["dv"], v["dtype"]
@@ -436,8 +471,12 @@ def checks(torch, v):
         yield "group", at(1, 4, 4, 0, 0, group=[(5, 304), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257)], dropout=0.5, **causal)
         return
     if f.get("LOGITS"):
+        if f.get("SPLIT"):
+            yield from split(torch, at, True, causal | dict(cap=20.0))
         yield from modified(torch, f, at, causal)
         return
+    if f.get("SPLIT"):
+        yield from split(torch, at, masked, causal)
     yield "sink", at(2, 4, 2, 300, 200, sink=torch.randn(4, device="cuda"), **causal)
     yield "small", at(1, 1, 1, 64, 128, **causal)
     yield "odd", at(2, 2, 1, 301, 517, **causal)
@@ -486,7 +525,7 @@ def checks(torch, v):
 MOST = {"bf16": 6e-3, "f16": 1e-3, "e4m3": 6e-3}
 
 
-FEW = ("odd", "group", "seventy sequences", "window", "ALiBi", "bias", "of all rows", "cap 20.0", "dropout", "padded with NaN", "NaN in a key",
+FEW = ("odd", "2 parts of 2 x 24/8 x 700", "group", "seventy sequences", "window", "ALiBi", "bias", "of all rows", "cap 20.0", "dropout", "padded with NaN", "NaN in a key",
        "heavy first key", "heavy last key", "values of one sign")
 
 
@@ -541,7 +580,7 @@ def bench(device, match, rows):
         b, hq, hk, s, d, dv = shape
         for dtype, causal in itertools.product(("bf16", "e4m3"), (False, True)):
             names = [n for n, v in device.variants.items() if (v["dq"], v["dv"]) == (d, dv) and v["dtype"] == dtype and
-                     v["features"].get("MASK", 0) == causal and "logits" not in n and "dropout" not in n and "paged" not in n and match in n]
+                     v["features"].get("MASK", 0) == causal and not {"LOGITS", "DROPOUT", "PAGED", "SPLIT"} & set(v["features"]) and match in n]
             if not names:
                 continue
             sets = [make(torch, b, hq, hk, s, s, d, dv, dtype, **(CAUSAL if causal else {})) for _ in range(3)]

@@ -153,8 +153,8 @@ void staging_upload(struct device *device, const struct plan *plan,
 	char *base = workspace->device;
 
 	launch->n_uploads = launch->n_downloads = 0;
-	launch->zero = base + plan->layout.dq_acc;
-	launch->zero_bytes = plan->workspace_zero ? bytes - plan->layout.dq_acc : 0;
+	launch->zero = base + plan_zero_from(plan);
+	launch->zero_bytes = plan->workspace_zero ? bytes - plan_zero_from(plan) : 0;
 	if (device_shares_memory(device))
 		return;
 	copy_host_tensors(plan, bindings, staging, launch);

@@ -457,6 +457,33 @@ struct Softmax {
 		return lags;
 	}
 
+	/* The first half of update(), of scores that are not huge: exponentiate() follows. */
+	template <class Rows, int TN>
+	METHOD static bool raise_all(Rows &rows, const RegTile<Core, TM, TN> &s, float unit,
+				     RowVector<Core, TM> *ret_factor)
+	{
+		RowVector<Core, TM> high;
+		bool lags = !LAGS;
+
+		UNROLL
+		for (int i = 0; i < TM; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float before = rows.m(i, r);
+
+				high.v[i][r] = highest(s, i, r, before);
+				lags = lags || high.v[i][r] * unit > before * unit + LAG;
+			}
+		if (LAGS)
+			lags = any_of_wave(lags);
+		UNROLL
+		for (int i = 0; i < TM && lags; i++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				ret_factor->v[i][r] = raise(rows, i, r, high.v[i][r], unit);
+		return lags;
+	}
+
 	/* The maximum of a row's scores and the one so far. */
 	template <int TN>
 	METHOD static float highest(const RegTile<Core, TM, TN> &s, int i, int r, float before)

@@ -81,6 +81,19 @@ GRID_FN abi_i64 grid_tiles(const struct abi_fwd_args *a, abi_i32 rows, abi_i32 h
 	return (s->seqstart_q && packed < n ? packed : n) * heads;
 }
 
+/*
+ * Without splits and masks, the pieces that are left for a last round of @blocks are cut by keys:
+ * the parts of all of them follow the whole ones. Return: how many pieces stay whole.
+ */
+GRID_FN abi_i32 grid_whole_pieces(const struct abi_rest *rest, abi_i32 pieces, abi_i32 blocks)
+{
+	abi_i32 left = pieces % blocks;
+
+	return rest->n_splits > 1 && pieces > left && left * rest->n_splits <= rest->n_parts
+		       ? pieces - left
+		       : pieces;
+}
+
 /* Heads that share keys and lie side by side in a tile of splits, row by row: all of them where
  * that leaves a tenth fewer tiles, else one. Factors of Q are a head's own. */
 GRID_FN int grid_heads_of_tile(const struct abi_fwd_args *a, int tile_m)

@@ -125,7 +125,7 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
 #define LDS_WGMMA_SEEN	   96 /* what loading warps say of a mask that is data */
-#define LDS_WGMMA_CUT	   16 /* how tiles of splits are cut */
+#define LDS_WGMMA_CUT	   80 /* how tiles of splits are cut, and a warp's part of one */
 struct lds_wgmma_cut {
 	struct lds_cut tile;
 	int element, key; /* bytes of Q's elements; of K's and V's */

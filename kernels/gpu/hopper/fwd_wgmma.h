@@ -66,7 +66,16 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Where products take longer than special functions, a polynomial beside them gains
 	 * nothing. */
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
-	typedef Softmax<Core, 1, true, HAS_BIAS, typename Values::Unit> Rule;
+	/* Maxima are found while O += P V runs, and weights behind the wait for it, in straight
+	 * code with their rounding, which costs nothing beside special functions. Of 8 bits, and of
+	 * capped scores, weights are better made first. */
+	static const bool LATE = !CAPPED && !HAS_BIAS && sizeof(typename Element::Storage) == 2;
+	/* Without a mask to multiply a short O costs less than to ask whether it need be. */
+	static const bool LAGS = !(LATE && C::HDIM_V <= 64 && !C::MASK);
+	typedef Softmax<Core, 1, LAGS, HAS_BIAS, typename Values::Unit> Rule;
+	/* Kernels of splits may cut the last pieces of a problem that is not split, see grid.h. */
+	static const bool CUTS_REST = C::SPLIT && !C::PAGED && !C::MASK && !C::LOGITS &&
+				      C::HDIM_V <= 128 && !Values::WIDENED;
 	static const int ELEMENT = sizeof(typename Element::Storage), BOX = SLAB_WIDTH / ELEMENT;
 	static const int KEY = sizeof(typename KeyElement::Storage), KEY_BOX = SLAB_WIDTH / KEY;
 	static const int GROUP_THREADS = 128, GROUPS = C::WAVES_M / 4, STAGES = LDS_WGMMA_STAGES;
@@ -124,8 +133,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: Values::WIDENED ? 56
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
-						: C::SPLIT && C::PAGED && C::HDIM_Q > 128 &&
-								  C::HDIM_Q <= 192
+						: CUTS_REST || (C::SPLIT && C::PAGED &&
+								C::HDIM_Q > 128 &&
+								C::HDIM_Q <= 192)
 							? 32
 							: 24;
 	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
@@ -167,14 +177,31 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD i32 wave_row() const { return tile_row + wave_m * 16; }
 
-	/* SPLIT: heads of a tile, and rows of the sequence; in shared memory, since registers are
-	 * few. */
+	/* SPLIT: heads of a tile, rows of the sequence, pieces that are whole; in shared memory,
+	 * since registers are few. */
 	METHOD void cut_tile() const
 	{
 		const Divisor heads = Divisor::make(grid_heads_of_tile(&a, C::TILE_M));
-		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)(C::TILE_M / heads.by), 0};
+		const i32 rows = C::TILE_M / heads.by;
+		const i32 pieces = grid_pieces(&a, rows, a.nhead_q / heads.by);
+		const u32 x[4] = {(u32)heads.by, heads.inverse, (u32)rows,
+				  (u32)grid_whole_pieces(&a.rest, pieces, (i32)gridDim.x)};
 
 		store_shared_16(lds + CUT_AT, x);
+	}
+	/* Rows of a tile that are no head's. What lies there the engine never overwrites, and it
+	 * has a say in how far the maxima of the warp's other rows lag. */
+	METHOD void clear_nobodys_rows() const
+	{
+		const i32 first = tile_rows() * tile_heads(),
+			  n = (C::TILE_M - first) * (SLAB_WIDTH / 16);
+
+		NO_UNROLL
+		for (i32 slab = 0; slab < Q_STAGES * Q_SLABS; slab++)
+			NO_UNROLL
+			for (i32 i = thread_id(); i < n; i += THREADS)
+				store_zeros(lds + slab * Q_SLAB + first * SLAB_WIDTH + i * 16);
+		fence_async();
 	}
 	METHOD Divisor heads_divisor() const
 	{
@@ -295,6 +322,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD bool locate(const Progress &at, i32 number, ColumnTiles *ret_tiles)
 	{
 		split = C::SPLIT ? block_id_y() : 0;
+		if constexpr (CUTS_REST)
+			number = find_part(number);
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
 		if constexpr (HAS_DATA) {
@@ -317,6 +346,34 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return find_tiles(ret_tiles);
 	}
 
+	METHOD i32 whole_pieces() const { return (i32)load_shared_8(lds + CUT_AT + 8).w[1]; }
+
+	/* Of the warp's piece: its number among the parts, which lie behind the whole pieces; below
+	 * 0: it is whole. */
+	METHOD u32 part_word() const { return lds + CUT_AT + 16 + wave_id() * 4; }
+	METHOD i32 own_part() const { return (i32)float_to_bits(load_shared(part_word())); }
+
+	/* Of the piece, or the part of one, with this number. Return: the piece's. */
+	METHOD i32 find_part(i32 number)
+	{
+		i32 part = number - whole_pieces(), piece;
+
+		store_shared(part_word(), bits_to_float((u32)part));
+		if (part < 0)
+			return number;
+		piece = part / a.rest.n_splits;
+		split = part - piece * a.rest.n_splits;
+		return number - part + piece;
+	}
+	/* The columns of a part, in whole tiles: of short sequences the last ones have none. */
+	METHOD void narrow_to_part()
+	{
+		i32 keys = ceil_div(ceil_div(seq.n_k, a.rest.n_splits), C::TILE_N) * C::TILE_N;
+
+		band.begin = min_of(split * keys, seq.n_k);
+		band.end = min_of(band.begin + keys, seq.n_k);
+	}
+
 	METHOD bool locate_packed(i32 number)
 	{
 		const PackedPieces<C::MASK, C::TILE_N> all = {a, tile_rows(), n_heads()};
@@ -336,7 +393,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (tile_row >= n_rows || seq.n_q < a.min_seqlen_q)
 			return false;
 		band = Block::band();
+		if constexpr (CUTS_REST)
+			if (own_part() >= 0)
+				narrow_to_part();
 		*ret_tiles = ColumnTiles::make<C::MASK>(band, tile_row, last_row(), C::TILE_N);
+		/* As it is, and no register's; who loads pages has none for another path. */
+		if (!C::MASK && !C::SPLIT && !C::PAGED)
+			ret_tiles->first = 0;
 		if (ret_tiles->count == 0) /* rows that see nothing: one tile, all masked */
 			*ret_tiles = ColumnTiles{C::TILE_N, 0, 0, 0, 1};
 		return true;
@@ -360,6 +423,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			i32 pieces = a.sequences.seqstart_q
 					     ? grid_pieces(&a, tile_rows(), this->n_heads())
 					     : n_heads * tiles_of_head();
+			if (CUTS_REST) /* and parts of those that are not whole */
+				pieces += (pieces - whole_pieces()) * (a.rest.n_splits - 1);
 
 			if constexpr (C::SPLIT)
 				if (a.sequences.seqstart_q && block_id_x() & 1) {
@@ -938,7 +1003,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	METHOD void start_scores(Scores &s, i32 q_stage, i32 k_stage) const
 	{
-		u64 q = wgmma_descriptor(q_tile(q_stage) + warpgroup() * slab_bytes(64), 0);
+		/* Hidden, since what is found ahead of the loop is not in uniform registers. */
+		u64 q = wgmma_descriptor(q_tile(hidden(q_stage)) + warpgroup() * slab_bytes(64), 0);
 		u64 k = wgmma_descriptor(k_tile(k_stage), 0);
 		const int STEP = 32 / ELEMENT, STEPS = SLAB_WIDTH / 32; /* dimensions; of a slab */
 
@@ -989,13 +1055,19 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		named_sync(OWN_BARRIER + warpgroup(), GROUP_THREADS);
 	}
 
+	/* That the tile's n-th row sees. */
+	METHOD i32 last_column(i32 n) const
+	{
+		return C::MASK ? band.last(row_of(n)) : band.end - 1;
+	}
+
 	/* Scores that must not count become @hidden. Columns, as constants, are compared with what
 	 * the lane's place leaves of an edge. */
 	METHOD void mask_end(Scores &s, i32 column, float hidden) const
 	{
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 last = band.last(row_of(wave_m * 16 + Core::stat_row(r))) - column -
+			i32 last = last_column(wave_m * 16 + Core::stat_row(r)) - column -
 				   Core::column(0);
 
 			UNROLL
@@ -1208,10 +1280,28 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return moved;
 	}
 
+	/* The same in two steps: LATE. */
+	METHOD bool raise_maxima(Scores &s, i32 column, const Reach<C> &mine,
+				 RowVector<Core, 1> *factor)
+	{
+		modify(s, column, 0);
+		mask(s, column, mine, minus_infinity());
+		return Rule::raise_all(rows, s, modifiers.unit, factor);
+	}
+	METHOD void exponentiate(Scores &s, i32 column)
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++)
+			Rule::exponentiate(rows, s, 0, r, modifiers.unit);
+		if (C::DROPOUT)
+			steps().drop(s, wave_row(), column);
+	}
+
 	/* The columns that all of the rows first .. last see. */
 	METHOD Reach<C> reach_of(i32 first, i32 last) const
 	{
-		return Reach<C>{first, last, band.first(last), band.last(first) + 1};
+		return Reach<C>{first, last, band.first(last),
+				C::MASK ? band.last(first) + 1 : band.end};
 	}
 
 	METHOD void take_turn() const
@@ -1289,11 +1379,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));
-			bool moved = weigh<false>(s, column, mine, keys, &factor);
+			bool moved = LATE ? raise_maxima(s, column, mine, &factor)
+					  : weigh<false>(s, column, mine, keys, &factor);
 			keys.next();
-			settle(s.t[0]);
-			/* Here, not before the product: without a branch the assembler moves the
-			 * softmax behind the wait for O, and nothing overlaps. */
+			if (!LATE)
+				settle(s.t[0]);
+			/* Here, not before the product: without a branch the assembler moves what
+			 * comes before it behind the wait for O, and nothing overlaps. */
 			if (n > 0)
 				barrier_wait(k_full(keys.stage), keys.parity);
 			wgmma_wait<0>();
@@ -1302,6 +1394,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			values.next();
 			if (moved)
 				scale_rows(o, factor);
+			if (LATE)
+				exponentiate(s, column);
 			p = Values::round(s);
 		}
 		release(q_empty(queries.stage));
@@ -1311,8 +1405,77 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		start_output(p, values.stage); /* under way when this returns */
 	}
 
-	/* LSE is stored at once. */
-	METHOD WgmmaRows finish_rows()
+	/* ---- parts of the last pieces ---- */
+
+	/* Where a lane has four numbers of its O, of a part; behind O those of its rows. */
+	METHOD float *part_at(i32 number, int chunk) const
+	{
+		const i64 floats = ABI_PART_FLOATS(C::TILE_M, C::HDIM_V);
+
+		return a.rest.parts + number * floats + wave_m * (floats / C::WAVES_M) +
+		       (chunk * FMHA_WAVE + lane_id()) * 4;
+	}
+	static const int PART_CHUNKS = 2 * TD;
+
+	METHOD static void store_part(float *to, const float *x)
+	{
+		*(chunk16 *)to =
+			chunk16{{float_to_bits(x[0]), float_to_bits(x[1]), float_to_bits(x[2]),
+				 float_to_bits(x[3])}};
+	}
+
+	/* A warp's 16 rows are nobody else's. Whose part of them comes last adds all up in their
+	 * order, its own, too, so that the sum does not depend on who that is. Return: whether this
+	 * warp has. */
+	METHOD bool join_parts()
+	{
+		const i32 n = a.rest.n_splits, part = own_part(), tile = part / n;
+
+		UNROLL
+		for (int i = 0; i < PART_CHUNKS; i++)
+			store_part(part_at(part, i), o.t[0][i / 2].x + i % 2 * 4);
+		const float mine[4] = {rows.m(0, 0), rows.l(0, 0), rows.m(0, 1), rows.l(0, 1)};
+
+		store_part(part_at(part, PART_CHUNKS), mine);
+		if (!arrive_last(a.rest.arrivals + tile * C::WAVES_M + wave_m, n))
+			return false;
+		o.zero();
+		rows.init();
+		NO_UNROLL
+		for (i32 s = 0; s < n; s++) {
+			const chunk16 x = load16(part_at(tile * n + s, PART_CHUNKS));
+			float keep[Core::STATS], weight[Core::STATS];
+
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++) {
+				float m = bits_to_float(x.w[2 * r]), high = larger(rows.m(0, r), m);
+				bool sees = high != minus_infinity();
+
+				keep[r] = sees ? exp2_fast((rows.m(0, r) - high) * modifiers.unit)
+					       : 0.0f;
+				weight[r] = sees ? exp2_fast((m - high) * modifiers.unit) : 0.0f;
+				rows.m(0, r) = high;
+				rows.l(0, r) = rows.l(0, r) * keep[r] +
+					       bits_to_float(x.w[2 * r + 1]) * weight[r];
+			}
+			UNROLL
+			for (int i = 0; i < PART_CHUNKS; i++) {
+				const chunk16 y = load16(part_at(tile * n + s, i));
+
+				UNROLL
+				for (int e = 0; e < 4; e++) {
+					const int r = Core::stat(i % 2 * 4 + e);
+					float &sum = o.t[0][i / 2].x[i % 2 * 4 + e];
+
+					sum = sum * keep[r] + bits_to_float(y.w[e]) * weight[r];
+				}
+			}
+		}
+		return true;
+	}
+
+	/* LSE is stored at once. @has: there is something to store. */
+	METHOD WgmmaRows finish_rows(bool has)
 	{
 		ForwardOutput<C, 1> output = {*this, o, rows, modifiers.unit, wave_m};
 		output.are_parts = C::SPLIT && a.o_acc;
@@ -1330,7 +1493,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 							      &lse) *
 					    o_scale;
 			results.to[r] = 0;
-			if (C::SPLIT ? row <= last_row() : row < n_rows) {
+			if (has && (C::SPLIT ? row <= last_row() : row < n_rows)) {
 				results.to[r] = output.are_parts
 							? (char *)(a.o_acc +
 								   output.split_row(place) *
@@ -1346,7 +1509,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return results;
 	}
 
-	/* The last product is under way when this returns. */
+	/* The last product is under way when this returns, but of a part of a piece. */
 	METHOD WgmmaRows begin_piece(const ColumnTiles &tiles, KeyRing &keys, KeyRing &values,
 				     QueryRing &queries)
 	{
@@ -1356,7 +1519,15 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (C::DROPOUT && a.dropout.randval.data)
 			store_randval<C>(*this);
 		walk(tiles, keys, values, queries);
-		return finish_rows();
+		bool has = true;
+
+		if constexpr (CUTS_REST)
+			if (own_part() >= 0) {
+				wgmma_wait<0>();
+				settle(o.t[0]);
+				has = join_parts();
+			}
+		return finish_rows(has);
 	}
 	METHOD void end_piece(const WgmmaRows &results, KeyRing &values)
 	{
@@ -1432,6 +1603,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				Capped::prepare(lds + NUMBERS_AT, a.scale, a.logits_soft_cap);
 		}
 		block_sync();
+		if (C::SPLIT) {
+			clear_nobodys_rows();
+			block_sync();
+		}
 	}
 
 	/* bias: without one, any. */

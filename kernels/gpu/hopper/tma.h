@@ -169,6 +169,25 @@ DEV void end_turn(u32 *counter)
 		     : "memory");
 }
 
+/*
+ * A warp arrives behind what its lanes have stored. Return: whether it is the last of @n at this
+ * counter, 0 when the launch begins, and sees what all of them have stored. Nobody waits.
+ */
+DEV bool arrive_last(u32 *counter, u32 n)
+{
+	u32 before = 0;
+
+	wave_sync();
+	if (lane_id() == 0)
+		asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+			     : "=r"(before)
+			     : "l"(counter)
+			     : "memory");
+	before = shuffle_word(before, 0);
+	wave_sync();
+	return before == n - 1;
+}
+
 /* ---- shared memory by address ---- */
 
 DEV void store_zeros(u32 at)

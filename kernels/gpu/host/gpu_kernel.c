@@ -311,6 +311,15 @@ static int wide_keys(const struct traits *traits, const struct gpu_tile *t)
 	return traits->bias || traits->softcap ? 64 : 80;
 }
 
+/* With heads of up to 96 three warpgroups have registers for 96 keys, of bare scores. */
+static int is_bare_96(const struct traits *traits, const struct gpu_tile *t)
+{
+	return traits->op == ABI_FWD && traits->dtype <= ABI_BF16 && t->waves_m == 12 &&
+	       t->tile_n == 96 && t->hdim_q > 64 && t->hdim_q <= 96 && t->hdim_v > 64 &&
+	       t->hdim_v <= 96 && !traits->narrow && !traits->mask && !traits->bias &&
+	       !traits->softcap && !traits->dropout && !traits->mask_data;
+}
+
 /* Two or three warpgroups, whose registers are known, and one that loads. */
 static const char *warpgroups_misfit(const struct traits *traits, const struct gpu_tile *t)
 {
@@ -322,8 +331,9 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 		return "a warpgroup owns 64 rows, and there are two or three";
 	if (t->tile_n > 256)
 		return "a product has at most 256 columns";
-	if ((t->waves_m == 12) != three)
-		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
+	if ((t->waves_m == 12) != three && !is_bare_96(traits, t))
+		return "16-bit heads up to 64, and bare ones up to 96, leave registers for three "
+		       "warpgroups";
 	if (three && t->tile_n > 64 &&
 	    t->tile_n != (traits->narrow || traits->op == ABI_FWD_SPLITKV ? 96 : 128))
 		return "three warpgroups have registers for 128 keys, or 96 that others widen or "

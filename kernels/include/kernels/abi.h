@@ -160,6 +160,17 @@ struct abi_dropout {
 };
 
 /* ABI_FWD, ABI_FWD_SPLITKV, ABI_FWD_PAGEDKV, ABI_BATCH_PREFILL */
+/* The last tiles of an unsplit problem, where they are too few for all blocks, each in parts: so many splits of the
+ * keys. The block whose part comes last adds them up. For loops that know it alone. */
+struct abi_rest {
+	float *parts;      /* ABI_PART_FLOATS() each, of the kernel's tile */
+	abi_u32 *arrivals; /* zero; of each tile's waves */
+	abi_i32 n_parts;   /* that there is room for; where there would be more nothing is cut */
+	abi_i32 n_splits;  /* a tile's; 0: nothing is cut */
+};
+/* O as registers have it, and what a lane knows of its rows. */
+#define ABI_PART_FLOATS(rows, hdim_v) ((abi_i64)(rows) * ((hdim_v) + 8))
+
 struct abi_fwd_args {
 	struct abi_tensor q, k, v, o; /* linear pages: stride_batch is the page's stride */
 	struct abi_rows lse;          /* absent: not wanted */
@@ -192,6 +203,7 @@ struct abi_fwd_args {
 	abi_i32 kv_dtype; /* of k and v under a 16-bit q: ABI_E4M3, ABI_E5M2 or ABI_I8; 0: dtype */
 	abi_i32 v_in_k;   /* v is where k is: its first hdim_v elements, with its factors */
 	struct abi_chosen chosen;
+	struct abi_rest rest;
 };
 
 /* ABI_FWD_SPLITKV_COMBINE and merge_states: O = sum_s w_s O_s, w_s = exp(LSE_s - LSE). */

@@ -282,6 +282,92 @@ static void few_heads_of_keys_are_cut(void **state)
 	}
 }
 
+/* 20 * 40 tiles are six rounds of 132 units and eight tiles, which all units share; under a mask, or where rounds are
+ * full, tiles stay whole. */
+static void the_last_tiles_are_cut(void **state)
+{
+	static const struct {
+		int32_t rows, heads;
+		enum fmha_mask mask;
+		int32_t splits;
+	} cases[] = {{5000, 20, FMHA_MASK_NONE, 8},
+		     {5000, 20, FMHA_MASK_BOTTOM_RIGHT, 0},
+		     {33 * 128, 20, FMHA_MASK_NONE, 0},
+		     {2048, 4, FMHA_MASK_NONE, 0}};
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		union abi_args args[PLAN_MAX_STAGES];
+		const struct launch_record *launch;
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = 1;
+		f.problem.nhead_q = cases[i].heads;
+		f.problem.seqlen_q = f.problem.seqlen_k = cases[i].rows;
+		f.problem.mask = cases[i].mask;
+		if (cases[i].mask != FMHA_MASK_NONE)
+			f.problem.window_right = 0;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		launch = &f.plan.stages[0].launch;
+		plan_placeholder_args(&f.plan, args);
+		assert_int_equal(f.plan.n_stages, 1);
+		assert_int_equal(f.plan.n_splits, 0);
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_wgmma");
+		assert_int_equal(args[0].fwd.rest.n_splits, cases[i].splits);
+		assert_int_equal(f.plan.workspace_zero, cases[i].splits > 0);
+		assert_int_equal(launch->n_zeroes, cases[i].splits > 0);
+		if (cases[i].splits > 0) {
+			assert_int_equal(f.plan.stages[0].family, ABI_FWD_SPLITKV);
+			assert_int_equal(args[0].fwd.rest.n_parts, 8 * cases[i].splits);
+			assert_non_null(args[0].fwd.rest.parts);
+			assert_non_null(args[0].fwd.rest.arrivals);
+			assert_true(f.plan.layout.rest_arrivals - f.plan.layout.rest_parts >=
+				    (uint64_t)args[0].fwd.rest.n_parts * 128 * 136 * 4);
+			/* eight tiles of eight waves */
+			assert_int_equal(launch->zeroes[0].bytes, 8 * 8 * 4);
+			assert_int_equal(launch->zeroes[0].offset, f.plan.layout.rest_arrivals);
+			assert_int_equal(launch->zeroes[0].offset, plan_zero_from(&f.plan));
+			assert_true(launch->zeroes[0].offset + launch->zeroes[0].bytes <=
+				    f.plan.workspace_bytes);
+		}
+		release(&f);
+	}
+}
+
+/* Heads of 96: 24 * 24 tiles of 192 rows are 5 rounds of 132 units where 24 * 36 of 128 are 7, and 8 * 16 are one. */
+static void tall_tiles_are_for_fewer_rounds(void **state)
+{
+	static const struct {
+		int32_t rows, heads;
+		enum fmha_mask mask;
+		int32_t tile;
+	} cases[] = {{4600, 24, FMHA_MASK_NONE, 192},
+		     {4600, 24, FMHA_MASK_BOTTOM_RIGHT, 128},
+		     {2000, 8, FMHA_MASK_NONE, 128}};
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct fixture f;
+
+		big_forward(&f);
+		f.problem.batch = 1;
+		f.problem.hdim_q = f.problem.hdim_v = 96;
+		f.problem.nhead_q = f.problem.nhead_k = cases[i].heads;
+		f.problem.seqlen_q = f.problem.seqlen_k = cases[i].rows;
+		f.problem.mask = cases[i].mask;
+		if (cases[i].mask != FMHA_MASK_NONE)
+			f.problem.window_right = 0;
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_int_equal(f.plan.n_stages, 1);
+		assert_string_equal(f.plan.stages[0].pipeline, "gpu_wgmma");
+		assert_int_equal(f.plan.stages[0].spec.tile.tile_m0, cases[i].tile);
+		release(&f);
+	}
+}
+
 /* Whatever number of heads: their tiles have heads of one row of queries. */
 static void hopper_has_a_loop_for_chosen_latents(void **state)
 {
@@ -1125,6 +1211,27 @@ static void names_say_whether_keys_are_split(void **state)
 	release(&f);
 }
 
+/* Also where kernels of splits would cut the last tiles of all keys. */
+static void a_named_kernel_cuts_no_tiles(void **state)
+{
+	static const char plain[] = "fwd-bf16-h128-gpu_wgmma-t128x128x128x128x128x128-r8x1x1-"
+				    "w16x16x16-p1111-no-no-bpc1-sm_90a";
+	struct fixture f;
+
+	(void)state;
+	big_forward(&f);
+	f.problem.batch = 1;
+	f.problem.nhead_q = 20;
+	f.problem.seqlen_q = f.problem.seqlen_k = 5000;
+	offline_device(&f, "sm_90a", NULL, 132);
+	name(&f, plain);
+	assert_works(&f, fixture_build(&f));
+	assert_string_equal(f.plan.stages[0].kernel, plain);
+	assert_int_equal(f.plan.rest_splits, 0);
+	assert_int_equal(f.plan.workspace_zero, 0);
+	release(&f);
+}
+
 static void names_that_do_not_fit_say_why(void **state)
 {
 	char kernel[PLAN_KERNEL_BYTES], second[SPEC_NAME_BYTES];
@@ -1500,6 +1607,8 @@ int main(void)
 		cmocka_unit_test(a_band_without_edges_is_no_mask),
 		cmocka_unit_test(hopper_sums_dq_in_tiles),
 		cmocka_unit_test(few_heads_of_keys_are_cut),
+		cmocka_unit_test(the_last_tiles_are_cut),
+		cmocka_unit_test(tall_tiles_are_for_fewer_rounds),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
 		cmocka_unit_test(hopper_has_a_loop_for_latents_of_fp8),
 		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
@@ -1526,6 +1635,7 @@ int main(void)
 		cmocka_unit_test(words_of_shapes_hold_what_matters),
 		cmocka_unit_test(named_kernels_are_taken),
 		cmocka_unit_test(names_say_whether_keys_are_split),
+		cmocka_unit_test(a_named_kernel_cuts_no_tiles),
 		cmocka_unit_test(names_that_do_not_fit_say_why),
 		cmocka_unit_test(backward_stages_are_named_apart),
 		cmocka_unit_test(sets_limit_the_choice),

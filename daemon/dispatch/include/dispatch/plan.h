@@ -80,6 +80,8 @@ struct plan_layout {
 	uint64_t d;              /* f32 [batch, nhead_q, seqlen_q] or [nhead_q, total_q] */
 	uint64_t kv_acc; /* f32 [nhead_k, kv_parts, keys of all sequences, hdim_q], .., hdim_v */
 	uint64_t dq_acc; /* f32, compact; ends the workspace */
+	/* forward, as abi_rest has them; the latter end the workspace */
+	uint64_t rest_parts, rest_arrivals;
 };
 
 /* One axis of a view: how often, and how far apart in bytes. */
@@ -120,9 +122,11 @@ struct plan {
 					* run needs it; the stage's record says the most */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
 	bool shares;                   /* blocks cut by themselves, into parts of any size */
-	uint32_t dq_buffered;          /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
-	int32_t dq_splits;             /* the largest nsplits_i */
-	uint32_t dq_per_sequence;      /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
+	int32_t rest_splits, rest_parts; /* unsplit: of the last tiles; 0: they are whole */
+	uint64_t rest_bytes;             /* of their arrivals, zeroed before every run */
+	uint32_t dq_buffered;            /* backward: dq_dk_dv sums in dq_acc, convert_dq follows */
+	int32_t dq_splits;               /* the largest nsplits_i */
+	uint32_t dq_per_sequence;        /* 1: nsplits_i = ceil(seqlen_k_i / dq_tile_n0) */
 	uint32_t dq_tile_n0;
 	int32_t dq_split_keys; /* keys that blocks or tasks of one split take; 0: not split so */
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
@@ -266,6 +270,9 @@ int plan_read(const struct plan *plan, const struct plan_binding bindings[FMHA_N
 /* Whether a run's lengths decide how large its workspace is, and how large it is. */
 bool plan_workspace_varies(const struct plan *plan);
 uint64_t plan_workspace_bytes(const struct plan *plan, const struct plan_indices *indices);
+
+/* From there on the workspace is zeroed, where workspace_zero says so. */
+uint64_t plan_zero_from(const struct plan *plan);
 
 /* The private memory of a run. */
 struct plan_memory {
