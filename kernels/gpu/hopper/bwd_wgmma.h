@@ -111,7 +111,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 	typename SelectLoop<Config, Block::SHARED, Block::NARROW>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
-	if (!kernel.locate(block_id_x()))
+	if (!kernel.locate(block_id_x(), lds + Block::LIST_AT))
 		return;
 	if constexpr (Block::HAS_DATA)
 		kernel.find_seen((u32 *)(lds + Block::SEEN_AT));

@@ -700,7 +700,7 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 	add_features(k, f);
 	return finish_kernel(arch, k,
 			     lds_bwd_wgmma(cut_of(arch, t)) +
-				     (traits->mask_data ? LDS_BWD_SEEN_BYTES : 0));
+				     (traits->mask_data ? lds_bwd_seen(t->tile_m, t->tile_n) : 0));
 }
 
 static const char *backward_lacks(const struct traits *traits, const struct gpu_tile *t)
@@ -757,9 +757,13 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 
 	if (why)
 		return why;
+	/* Hopper's loop takes keys in the order of intervals. */
+	if (f.mask_data == 2 || !(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+		f.mask_data = 0;
 	add_features(k, f);
 	return finish_kernel(arch, k,
-			     family == ABI_BWD_DOT_DO_O     ? t->waves_m * 4
+			     f.mask_data                    ? GRID_ORDER_LDS
+			     : family == ABI_BWD_DOT_DO_O   ? t->waves_m * 4
 			     : family == ABI_BWD_CONVERT_DQ ? lds_convert()
 			     : family == ABI_FWD_SPLITKV_COMBINE
 				     ? t->waves_m * arch->wave * GRID_COMBINE_BYTES
