@@ -324,6 +324,8 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 		return "a product has at most 256 columns";
 	if ((t->waves_m == 12) != three)
 		return "16-bit heads up to 64, and no others, leave registers for three warpgroups";
+	if (three && t->tile_n > 64 && traits->mask_data)
+		return "three warpgroups have registers for 64 keys under a mask that is data";
 	if (three && t->tile_n > 64 &&
 	    t->tile_n != (traits->narrow || traits->op == ABI_FWD_SPLITKV ? 96 : 128))
 		return "three warpgroups have registers for 128 keys, or 96 that others widen or "
