@@ -615,8 +615,6 @@ static const char *mask_data_misfit(const struct traits *traits, const struct gp
 		return "has masks that are data with 16 bits only";
 	if (traits->paged)
 		return "has masks that are data with no pages";
-	if (traits->softcap)
-		return "has masks that are data with no soft cap";
 	return traits->bias == 1 ? "has masks that are data with no bias's matrix" : NULL;
 }
 

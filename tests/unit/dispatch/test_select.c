@@ -1428,6 +1428,28 @@ static void masks_as_data_go_with_every_head(void **state)
 	}
 }
 
+/* Neither a soft cap nor ALiBi takes a mask as data to the general loops. */
+static void masks_as_data_go_with_capped_scores(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		bool backward = i & 1, has_slopes = i & 2, is_bits = i & 4;
+		struct fixture f;
+
+		(backward ? big_backward : big_forward)(&f);
+		f.problem.logits_soft_cap = 30;
+		f.problem.mask_endpoints = is_bits ? 0 : 3;
+		fixture_add(&f, is_bits ? FMHA_T_MASK_BITS : FMHA_T_MASK_INTERVALS,
+			    is_bits ? FMHA_U8 : FMHA_I32);
+		if (has_slopes)
+			fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[backward].pipeline, "gpu_wgmma");
+		release(&f);
+	}
+}
+
 static void a_refusal_says_what_kernels_lack(void **state)
 {
 	const cJSON *error;
@@ -1553,6 +1575,7 @@ int main(void)
 		cmocka_unit_test(explains_backward_and_its_workspace),
 		cmocka_unit_test(explains_why_there_is_nothing),
 		cmocka_unit_test(masks_as_data_go_with_every_head),
+		cmocka_unit_test(masks_as_data_go_with_capped_scores),
 		cmocka_unit_test(a_refusal_says_what_kernels_lack),
 		cmocka_unit_test(explaining_refuses_bad_input),
 		cmocka_unit_test(the_work_of_stages_by_rows),
