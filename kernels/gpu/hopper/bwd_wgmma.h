@@ -27,12 +27,12 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 
 	METHOD void stream(typename Block::SumK &dk, typename Block::SumV &dv)
 	{
-		Step step = this->first_step();
+		Step step = this->first_step(), next_step;
 
 		barrier_wait(this->kv_full(), 0);
 		this->clear_keys();
 		NO_UNROLL
-		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
+		for (i32 n = this->n_steps(); n > 0; n--, this->next(step, next_step)) {
 			Scores s, dp;
 			typename Block::Weights ds;
 			typename Block::Dq dq;
@@ -43,6 +43,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->wait_for_do(step);
 			this->start_dp(dp, step);
 			u32 hidden = this->find_hidden(step);
+			this->look_ahead(step, &next_step);
 			wgmma_wait<1>();
 			ds = this->start_gradients(s, dp, dv, step, hidden);
 			named_sync(Block::DS_BARRIER, Block::GROUPS * Block::GROUP_THREADS);

@@ -171,6 +171,21 @@ template <class C> struct BackwardWgmmaBlock {
 		}
 		s.number++;
 	}
+	/* HAS_DATA: which step is the next takes a while, and is found behind products under way. */
+	METHOD void look_ahead(const Step &s, Step *next_step) const
+	{
+		if constexpr (HAS_DATA) {
+			*next_step = s;
+			next(*next_step);
+		}
+	}
+	METHOD void next(Step &s, const Step &found) const
+	{
+		if constexpr (HAS_DATA)
+			s = found;
+		else
+			next(s);
+	}
 	/* The head's next tile; tiles.count: there is none. */
 	METHOD void next_tile(Step &s) const
 	{
