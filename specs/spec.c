@@ -148,6 +148,14 @@ int32_t spec_kv_parts(const struct spec_catalog *catalog, const struct kernel_sp
 	return own && own->kv_parts ? own->kv_parts(spec, units, args, ret_us) : 1;
 }
 
+int32_t spec_order_words(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			 const struct abi_bwd_args *args)
+{
+	const struct spec_pipeline *own = own_pipeline(catalog, spec->pipeline);
+
+	return own && own->order_words ? own->order_words(spec, args) : 0;
+}
+
 /* ---- traits ---- */
 
 /*

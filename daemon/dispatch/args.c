@@ -588,6 +588,7 @@ static void fill_bwd(const struct plan *plan, const struct launch_bases *bases,
 		.logits_soft_cap = p->logits_soft_cap,
 		.dtype = (abi_i32)p->q.dtype,
 		.bias_dtype = (abi_i32)p->bias.dtype,
+		.order_words = plan->order_words,
 	};
 	if (!plan->dq_buffered)
 		return;

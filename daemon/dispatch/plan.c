@@ -283,6 +283,22 @@ static void choose_kv_parts(struct planner *b)
 	}
 }
 
+/* The first stage writes the order in which the second takes keys, where that one reads it. */
+static void choose_order(struct planner *b)
+{
+	struct plan *plan = b->plan;
+	struct launch_bases bases = args_placeholders(plan);
+	union abi_args args;
+
+	args_fill(plan, 1, &bases, &args);
+	plan->order_words = spec_order_words(registry_catalog(b->device->registry),
+					     &plan->stages[1].spec, &args.bwd);
+	if (plan->order_words > 0 && !planner_launch_again(b, 0)) {
+		plan->order_words = 0;
+		(void)planner_launch_again(b, 0);
+	}
+}
+
 static int build_backward(struct planner *b)
 {
 	struct plan *plan = b->plan;
@@ -306,6 +322,7 @@ static int build_backward(struct planner *b)
 		plan->dq_buffered = 1;
 		mode = DQ_TILES;
 		choose_kv_parts(b);
+		choose_order(b);
 	}
 	if (plan->dq_buffered) {
 		r = planner_need_stage(b, ABI_BWD_CONVERT_DQ, p->q.dtype);

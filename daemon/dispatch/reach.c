@@ -484,6 +484,10 @@ static int reach_bwd_workspace(const struct reach *r, const struct abi_bwd_args 
 		{(int64_t)a->nhead_q * r->plan->dq_splits * a->hdim_q, 1}};
 
 	TRY(within_workspace(r, r->plan->layout.d, sizeof(float), d, 3));
+	if (a->order_words > 0)
+		TRY(within_workspace(
+			r, r->plan->layout.d - (uint64_t)a->order_words * sizeof(abi_i32),
+			sizeof(abi_i32), (const struct step[]){{a->order_words, 1}, {1, 1}}, 2));
 	if (a->kv_parts > 1)
 		TRY(within_workspace(
 			r, r->plan->layout.kv_acc, sizeof(float),

@@ -6,7 +6,8 @@
  *                        [1]; rounded up to 16 bytes
  *         dq_acc_offsets int64 [batch + 1], group mode only, in elements; rounded up to 16 bytes
  *         neither where dQ is written directly: nobody asks then
- *   data  d              f32, one a row of queries: rowsum(dO * O)
+ *   data  order          order_words int32: the order in which dq_dk_dv takes keys
+ *         d              f32, one a row of queries: rowsum(dO * O)
  *         kv_acc         f32 [nhead_k, kv_parts, total_k, hdim_q], then with hdim_v: dK and dV, where heads that
  *                        share keys are in parts
  *         stages' shares
@@ -87,7 +88,7 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	bool group = plan_packed_q(plan);
 	struct bwd_workspace w = {0};
 	int64_t total_q = plan_total_q(plan);
-	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0, kv_bytes = 0;
+	uint64_t batch = (uint64_t)problem->batch, d_bytes = 0, kv_bytes = 0, order;
 	bool per_sequence = group && (problem->deterministic || mode == DQ_PER_TILE);
 	uint64_t entries = mode == DQ_DIRECT ? 0 : per_sequence ? batch : 1;
 	int r;
@@ -143,6 +144,7 @@ int bwd_workspace_size(const struct plan *plan, enum dq_mode mode, int64_t tile_
 	    (group && mode != DQ_DIRECT &&
 	     !workspace_add(&w.bytes, 16, (batch + 1) * sizeof(int64_t), &w.dq_acc_offsets)) ||
 	    !workspace_add(&w.bytes, 16, 0, &w.head_bytes) ||
+	    !workspace_add(&w.bytes, 16, (uint64_t)plan->order_words * sizeof(int32_t), &order) ||
 	    !workspace_add(&w.bytes, 16, d_bytes, &w.d) ||
 	    !workspace_add(&w.bytes, 16, kv_bytes, &w.kv_acc))
 		return fmha_error_refuse(err, "workspace", "its size does not fit in 62 bits");

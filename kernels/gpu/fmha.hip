@@ -27,7 +27,21 @@ DEV void run(const Args &args, char *)
 #elif FMHA_FAMILY == 6
 #include "general/bwd_rows.h"
 typedef abi_bwd_args Args;
-DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(lds); }
+#if FMHA_MASK_DATA
+#include "hopper/mask_order.h"
+/* Blocks that write the order come first. */
+DEV void run(const Args &args, char *lds)
+{
+	i32 block = block_id_x() - grid_orders(&args);
+
+	if (block >= 0 || block_id_y() == 1)
+		BackwardRows<Config>(args).dot(block, lds);
+	else
+		MaskOrder<Config>(args, lds).write(block_id_x(), block_id_z());
+}
+#else
+DEV void run(const Args &args, char *lds) { BackwardRows<Config>(args).dot(block_id_x(), lds); }
+#endif
 #elif FMHA_FAMILY == 7
 #include FMHA_HEADER(FMHA_LOOP)
 #ifndef FMHA_OWN_ENTRY

@@ -333,9 +333,16 @@ static int32_t kv_parts(const struct kernel_spec *spec, uint32_t units,
 	return gpu_kernel_parts(&tile, units, args, ret_us);
 }
 
+static int32_t order_words(const struct kernel_spec *spec, const struct abi_bwd_args *args)
+{
+	const struct gpu_tile tile = tile_of(GPU_WGMMA, spec);
+
+	return gpu_kernel_order_words(&tile, args);
+}
+
 #define PIPELINE(id, name, cores, pack, folder, loop)                                              \
 	{#name, FLAGS(id, pack), (id) == GPU_WGMMA ? dq_tile : NULL,                               \
-	 (id) == GPU_WGMMA ? kv_parts : NULL},
+	 (id) == GPU_WGMMA ? kv_parts : NULL, (id) == GPU_WGMMA ? order_words : NULL},
 static const struct spec_pipeline pipelines[] = {GPU_PIPELINES(PIPELINE)};
 
 #define ARCH(name, vendor, family, core, wave, lds, units, gbs)                                    \

@@ -83,6 +83,7 @@ def ask(args, v):
     args.band.mask = abi.MASK_BOTTOM_RIGHT if f.get("MASK") else abi.MASK_NONE
     args.logits_soft_cap, args.dropout.p_drop = f.get("SOFTCAP", 0), f.get("DROPOUT", 0)
     args.bias.data, args.alibi_slopes = (64 if f.get("BIAS") == i else None for i in (1, 2))
+    args.mask_data.intervals.data = 64 if f.get("INTERVALS") else None
     return args
 
 
@@ -208,6 +209,7 @@ class Problem:
     bytes: object = None  # random ones, as the kernel stores them
     descale: tuple = ()  # of q, k, v: (batch, heads)
     pages: object = None
+    intervals: object = None  # endpoints (batch or 1, heads or 1, n, rows); of sequences on packed axes the first axis is 1
     rest: int = 0  # parts of each of the last tiles
     arrivals: object = None
     keep: tuple = ()
@@ -262,6 +264,10 @@ class Problem:
             setattr(a, name + "_descale", abi.STRUCTS["abi_descale"](t.data_ptr(), t.stride(0), t.stride(1), 0, 0, 0))
         if self.pages:
             self.pages.fill(a, self.bias)
+        if self.intervals is not None:
+            b, h, e, i = (0 if axis < 2 and n == 1 else s for axis, (n, s) in enumerate(zip(self.intervals.shape, self.intervals.stride())))
+            a.mask_data.intervals = abi.STRUCTS["abi_tensor"](self.intervals.data_ptr(), b, i, h, e)
+            a.mask_data.n_endpoints = self.intervals.shape[2]
         if self.bias is not None:  # (batch, head, row, column)
             b, h, i, j = self.bias.stride()
             a.bias, a.bias_dtype = abi.STRUCTS["abi_tensor"](self.bias.data_ptr(), b, i, h, j), a.dtype

@@ -41,7 +41,7 @@ VARIANTS = dict([
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=2),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1), variant(128, 128, 64, 128, MASK=1, DROPOUT=1),
     variant(64, 64, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1, DROPOUT=1, BIAS=1),
-])
+] + [variant(d, d, 64, 128, INTERVALS=1, **mask) for d in (64, 128) for mask in ({}, dict(MASK=1))])
 SMALL = {"dot": abi.BWD_DOT_DO_O, "convert": abi.BWD_CONVERT_DQ}
 
 
@@ -67,6 +67,9 @@ def small_kernels(lib):
         for name, family in SMALL.items():
             args = abi.BwdArgs(dtype=abi.DTYPE_NAMES.index(dtype))
             yield f"{dtype}_{name}", abi.choose_kernel(lib, hopper.ARCH, family, args.dtype, args)
+            args.mask_data.intervals.data = 64
+            if name == "dot":
+                yield f"{dtype}_order", abi.choose_kernel(lib, hopper.ARCH, family, args.dtype, args)
 
 
 def kernels(lib, match):
@@ -93,7 +96,8 @@ class Device(hopper.Device):
         v = self.variants[name]
         args = p.args(v["m"], dq_width(v))
         p.cut(args, p.parts or self.parts_of(v, args)[0])
-        stages = [(f"{v['dtype']}_dot", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
+        p.put_in_order(args)
+        stages = [(f"{v['dtype']}_{'order' if p.ordered else 'dot'}", self.small), (name, {name: kernel_of(self.lib, v)}), (f"{v['dtype']}_convert", self.small)]
         stages = [self.launcher(self.function(n, found[n]), found[n], args) for n, found in stages]
         acc = p.acc  # of these arguments: the next launch of the problem has one of its own
 
@@ -111,6 +115,8 @@ class Problem(hopper.Problem):
     deterministic: bool = False
     parts: int = 1  # of the heads that share keys; 0: as many as a plan takes
     random: object = None  # dropout's bytes: (batch, head, row, column)
+    ordered: bool = False  # dot_do_o writes the order of keys under intervals: self.order
+    order: object = None
 
     def outputs(self):
         import torch
@@ -120,7 +126,7 @@ class Problem(hopper.Problem):
         """Without sums of dQ."""
         import torch
         f, a = super().args(), abi.BwdArgs()
-        for name in ("q", "k", "v", "o", "lse", "bias", "alibi_slopes", "alibi_stride_batch", "sink", "sequences", "band", "dropout",
+        for name in ("q", "k", "v", "o", "lse", "bias", "alibi_slopes", "alibi_stride_batch", "sink", "sequences", "band", "mask_data", "dropout",
                      "nhead_q", "nhead_k", "hdim_q", "hdim_v", "scale", "logits_soft_cap", "dtype", "bias_dtype"):
             setattr(a, name, getattr(f, name))
         for name in ("d_o", "dq", "dk", "dv"):
@@ -161,6 +167,30 @@ class Problem(hopper.Problem):
             self.keep += (acc,)
             a.kv_parts, a.kv_acc = parts, acc.data_ptr()
 
+    def put_in_order(self, a):
+        """Makes room for the order of keys, in front of D."""
+        import torch
+        if not self.ordered:
+            return
+        lists, n, d = a.sequences.batch * (a.nhead_k if self.intervals.shape[1] > 1 else 1), -(-a.sequences.seqlen_k_max // 128), a.d
+        a.order_words = -(-lists * n * 3 // 4) * 4
+        both = torch.full((a.order_words + self.q.shape[0] * self.q.shape[1] * self.q.shape[2],), -1, device="cuda", dtype=torch.int32)
+        a.d = abi.STRUCTS["abi_rows"](both.data_ptr() + 4 * a.order_words, d.stride_batch, d.stride_head, d.stride_seq)
+        self.order = both[:lists * n * 3].view(lists, n, 3)
+        self.keep += (both,)
+
+    def seen_of(self, torch, b, n_q, n_k, first=0):
+        """(heads or 1, rows, keys) of a sequence, whose rows begin at @first of the intervals'."""
+        seen = self.seen(torch, n_q, n_k)[None]
+        if self.intervals is None:
+            return seen
+        f = self.intervals[min(b, self.intervals.shape[0] - 1), :, :, first:first + n_q, None].long()
+        j = torch.arange(n_k, device="cuda")
+        within = j < f[:, 0]
+        for e in range(2, f.shape[1], 2):
+            within |= (j >= f[:, e - 1]) & (j < f[:, e])
+        return seen & within
+
     def gradients(self):
         """(q, k, v, dO, what was found: dq, dk, dv) of each sequence."""
         grads = (self.q, self.k, self.v, self.d_o, self.dq, self.dk, self.dv, self.o)
@@ -178,11 +208,12 @@ class Problem(hopper.Problem):
     def solve(self, fill):
         """In float64: fills O and LSE, or returns the largest relative errors of dq, dk, dv of a sequence."""
         import torch
-        worst = [0.0, 0.0, 0.0]
+        worst, first = [0.0, 0.0, 0.0], 0
         for b, (q, k, v, d_o, *found, o, lse) in enumerate(self.gradients()):
             n_q, n_k, group = q.shape[0], k.shape[0], self.q.shape[2] // self.k.shape[2]
-            seen = self.seen(torch, n_q, n_k)
-            used = seen.any(0)[:, None, None]
+            seen = self.seen_of(torch, b, n_q, n_k, first)
+            first += n_q if self.group else 0
+            used = seen.any(0).any(0)[:, None, None]
             k, v = (x.double().masked_fill(~used, 0).repeat_interleave(group, 1) for x in (k, v))
             q, d_o = q.double(), d_o.double()
             s = torch.einsum("ihd,jhd->hij", q, k) * q.shape[2] ** -0.5
@@ -325,6 +356,10 @@ def check(device, match, few=False, parts=False):
             continue
         print("checking", name, file=sys.stderr, flush=True)
         bound = 8e-3 if v["dtype"] == "bf16" else 1.5e-3
+        if v["features"].get("INTERVALS"):
+            wrong, n = (0, 0) if parts else check_intervals(device, name, v, few)
+            failed, done = failed + wrong, done + n
+            continue
         for what, p in checks(torch, v):
             if few and what not in FEW or parts and not what.endswith(", parts"):
                 continue
@@ -346,6 +381,76 @@ def check(device, match, few=False, parts=False):
                 print(f"FAIL {name} {what}, {p.parts} parts, det={int(p.deterministic)}: dq, dk, dv {' '.join(f'{e:.3g}' for e in errors)}, same bits {same}", flush=True)
     print(f"checks: {done - failed} of {done} passed", flush=True)
     return failed
+
+
+def documents(n, mean, causal):
+    """Endpoints (1, 1, 3, n) of documents behind each other."""
+    import torch
+    starts = [0]
+    while starts[-1] < n:
+        starts.append(min(starts[-1] + int(torch.randint(1, 2 * mean, ())), n))
+    starts = torch.tensor(starts)
+    i = torch.arange(n)
+    at = torch.searchsorted(starts, i, right=True) - 1
+    return torch.stack([0 * i, starts[at], i + 1 if causal else starts[at + 1]])[None, None].int().cuda()
+
+
+def unions(torch, b, h, n, rows, keys):
+    """Endpoints of which some are those of their neighbours, some mean nothing, and some rows see nothing."""
+    size = (b, h, n, rows)
+    alike = torch.randint(-50, keys + 50, (b, h, n, -(-rows // 100))).repeat_interleave(100, 3)[..., :rows]
+    f = torch.where(torch.rand(b, h, 1, 1) < 0.6, alike, torch.randint(-50, keys + 50, size))
+    f = torch.where(torch.rand(size) < 0.01, torch.tensor([-2 ** 31, 2 ** 31 - 1])[torch.randint(0, 2, size)], f)
+    f[..., rows // 3:rows // 3 + 7] = 0
+    return f.int().cuda()
+
+
+def expected_order(torch, p, seen):
+    """What mask_order.h writes for rows that all see one interval: the blocks, and rows that may see each."""
+    blocks = torch.nn.functional.pad(seen, (0, -seen.shape[1] % 128, 0, -seen.shape[0] % 32)).unflatten(1, (-1, 128)).any(2)
+    waves = blocks.unflatten(0, (-1, 32)).any(1)
+    work = [int(x) for x in waves.sum(0)]
+    kinds = [x if x < 2 else 2 * (x.bit_length() - 1) + (x >> (x.bit_length() - 2) & 1) for x in work]
+    rows = [[int(x) for x in waves[:, i].nonzero().ravel()] for i in range(len(work))]
+    return [[i, 32 * rows[i][0], 32 * rows[i][-1] + 32] if work[i] else [i, p.q.shape[1], 0]
+            for i in sorted(range(len(work)), key=lambda i: (-kinds[i], i))]
+
+
+def check_intervals(device, name, v, few):
+    """With the loop's own order and the mask's, which is looked at, too; then with words that are none."""
+    torch, failed, done = device.torch, 0, 0
+    masked = CAUSAL if v["features"].get("MASK") else {}
+    torch.manual_seed(5)
+    for case in range(3 if few else 14):
+        b, group, hk, n = (int(torch.randint(1, x, ())) for x in (3, 5, 4, 5))
+        sq, sk = (int(torch.randint(1, 1500, ())) for _ in range(2))
+        if case % 4 == 1:
+            sq = sk
+            intervals, n = documents(sq, 200, causal=case % 8 == 1), 1
+        else:
+            intervals = unions(torch, 1 if case % 3 else b, 1 if case % 2 else group * hk, 2 * n - 1, sq, sk)
+        packed = {}
+        if case % 4 == 3:
+            lengths = [(sq // 2, sk // 3), (0, 5), (sq - sq // 2, sk - sk // 3)]
+            packed, b, intervals = dict(group=lengths), 1, intervals[:1]
+        p = make(torch, b, group * hk, hk, sq, sk, v["dq"], v["dv"], v["dtype"], intervals=intervals, **packed, **masked)
+        for p.ordered in (False, True):
+            launch = device.launch_of(name, p)
+            launch()
+            torch.cuda.synchronize()
+            errors = p.solve(False)
+            right = max(errors) < 8e-3
+            if p.ordered and case % 4 == 1:
+                right &= p.order[0].tolist() == expected_order(torch, p, p.seen_of(torch, 0, sq, sk)[0])
+            done += 1
+            if not right:
+                failed += 1
+                print(f"FAIL {name} case {case}, ordered={p.ordered}: dq, dk, dv {' '.join(f'{e:.3g}' for e in errors)}", flush=True)
+        for junk in (-2 ** 31, 2 ** 31 - 1, 7):  # gradients that are nobody else's
+            p.order.fill_(junk)
+            launch(only=1)
+        torch.cuda.synchronize()
+    return failed, done
 
 
 def poisoned_errors(p):

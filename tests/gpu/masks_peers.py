@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: MIT
 """Every builder of fmha.masks beside torch's flex_attention, on one card and in one process; documents beside themselves packed, too.
 
-    FMHA_BIN=... python3 tests/gpu/masks_peers.py [--seconds 900] [--only WORD ...]
+    FMHA_BIN=... python3 tests/gpu/masks_peers.py [--seconds 900] [--only WORD ...] [--ahead]
+    FMHA_BIN=... python3 tests/gpu/masks_peers.py --race 20    instead: forward and backward for so many seconds beside a writer of the mask
     FMHA_BIN=... python3 tests/gpu/masks_peers.py --device cpu --shrink 32       whether it runs at all; flex_attention without a compiler
 
 64 heads on 8 of 128, bfloat16. Times are medians, taken in turns, of calls from Python (trees, forward: of CUDA graphs); what is made
 of a mask ahead, BlockMask and intervals, is not in them. TFLOP/s are of the pairs that are seen: 4 a pair, head and dimension forward, 10
 backward. Errors are of the first KV head and all that share it, against float64: of O, and of gradients as a share of the
-largest. What takes longer than its share of time, or fails, is a line without numbers.
+largest. What takes longer than its share of time, or fails, is a line without numbers. --ahead: before anything is measured a process a
+builder has torch compile flex_attention, whose kernels then are in torch's cache.
 """
 import argparse
 import collections
@@ -16,6 +18,7 @@ import functools
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +29,7 @@ import torch
 import gpu_timer
 
 HEADS, KV_HEADS, HDIM = 64, 8, 128
+TILE = 128
 CASE_SECONDS = 150  # at most
 LIMIT_O, LIMIT_GRADIENT = 2e-2, 2e-2
 
@@ -166,6 +170,12 @@ CASES = [
 # ---- what is compared ----
 
 
+def count_tiles(seen):
+    """Of 128 x 128, in which something is seen."""
+    whole = torch.nn.functional.pad(seen, (0, -seen.shape[1] % TILE, 0, -seen.shape[0] % TILE))
+    return int(whole.unflatten(1, (-1, TILE)).unflatten(0, (-1, TILE)).any(3).any(1).sum())
+
+
 class Problem:
     """Leaves [batch, rows, heads, hdim], and as torch's function wants them, with heads before rows."""
 
@@ -181,7 +191,11 @@ class Problem:
         import fmha
 
         self.mask, self.seen = case.make(fmha.masks)
-        self.pairs = sum(int(part.sum()) for b in range(case.batch) for part in self.visible(b))
+        self.pairs = self.tiles = 0
+        for b in range(case.batch):
+            for part in self.visible(b):
+                self.pairs += int(part.sum())
+                self.tiles += count_tiles(part)
 
     def visible(self, b, step=1024):
         """What the batch entry's rows see by torch's function, in slices; head 0's, which is like all others."""
@@ -311,6 +325,27 @@ def compare_forward(problem, sides):
     return compare({name: side.forward for name, side in sides.items()}, problem.device)
 
 
+def compile_flex(p):
+    side, _ = flex(p)
+    side.o = side.forward()
+    side.backward()
+    torch.cuda.synchronize()
+
+
+def compile_ahead(cases, arguments, seconds):
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    running = [subprocess.Popen([sys.executable, __file__, *arguments, "--compile", case.name], env=environment) for case in cases]
+    end = time.monotonic() + seconds
+    for process in running:
+        try:
+            process.wait(max(end - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    print(f"flex_attention compiled ahead: {sum(p.returncode == 0 for p in running)} of {len(running)}, "
+          f"{seconds - end + time.monotonic():.0f} s", flush=True)
+
+
 def attempt(what, f, *args):
     try:
         return f(*args)
@@ -325,6 +360,7 @@ def measure(case, device, row):
     """Fills @row, {column: number}."""
     p = Problem(case, device)
     row["seen"] = p.pairs / (case.batch * case.rows * case.keys)
+    row["tiles"] = p.tiles * TILE * TILE / p.pairs
     row["as"] = type(p.mask).__name__.removesuffix("Mask").lower()
     sides, with_gradients = {}, {}
     for name, make in WAYS.items():
@@ -350,6 +386,31 @@ def measure(case, device, row):
             row[f"{name} {'bwd' if backward else 'fwd'}"] = p.flop(backward) / ms / 1e9
 
 
+def race(seconds):
+    """Rounds beside a writer of the endpoints end, whatever they give; a round behind them is right. Returns whether it is not."""
+    p = Problem(documents(512, True)(8192, "cuda"), "cuda")
+    side, _ = ours(p)
+    data, writer, rounds = p.mask.beside(p.inputs[0]), torch.cuda.Stream(), 0
+    kept, end = data.clone(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        with torch.cuda.stream(writer):
+            for _ in range(50):
+                data.random_(-100, p.case.keys + 100)
+                data.copy_(kept)
+                data.random_(-2 ** 31, 2 ** 31 - 1)
+        for _ in range(4):
+            side.o = side.forward()
+            side.backward()
+        rounds += 4
+        torch.cuda.synchronize()
+    data.copy_(kept)
+    torch.cuda.synchronize()
+    side.o = side.forward()
+    errors = p.errors(side.o, side.backward())
+    print(f"{rounds} rounds beside a writer; behind them errors of O {errors[0]:.0e}, of gradients {errors[1]:.0e}", flush=True)
+    return not (errors[0] <= LIMIT_O and errors[1] <= LIMIT_GRADIENT)
+
+
 def is_wrong(row):
     return "ours error" not in row or not row["ours error"] <= LIMIT_O or not (row.get("ours gradients") or 0) <= LIMIT_GRADIENT
 
@@ -369,10 +430,13 @@ def print_table(rows):
     def rate(row, _, way):
         return number(row, f"{way} fwd") + " / " + number(row, f"{way} bwd")
 
-    table = [["builder", "size", "as", "visible", "ours fwd / bwd", "flex fwd / bwd", "ratio", "packed fwd / bwd", "ratio",
+    def of_tiles(row):
+        return " / ".join(number({way: row[way] * row["tiles"]}, way) if row.get(way) else "-" for way in ("ours fwd", "ours bwd"))
+
+    table = [["builder", "size", "as", "visible", "ours fwd / bwd", "of tiles", "flex fwd / bwd", "ratio", "packed fwd / bwd", "ratio",
               "error O / gradients", "flex's"]]
     for row in rows:
-        table.append([row["name"], row["size"], row.get("as", "-"), number(row, "seen", "{:.1%}"), rate(row, "", "ours"),
+        table.append([row["name"], row["size"], row.get("as", "-"), number(row, "seen", "{:.1%}"), rate(row, "", "ours"), of_tiles(row),
                       rate(row, "", "flex"), both(row, "flex", ratio), rate(row, "", "packed") if "packed fwd" in row else "",
                       both(row, "packed", ratio) if "packed fwd" in row else "",
                       *(number(row, f"{n} error", "{:.0e}") + " / " + number(row, f"{n} gradients", "{:.0e}") for n in ("ours", "flex"))])
@@ -382,7 +446,8 @@ def print_table(rows):
         print("| " + " | ".join(x.ljust(w) for x, w in zip(line, widths)) + " |")
         if line is table[0]:
             print("|" + "--|" * len(widths))
-    print("TFLOP/s of visible work, d128, 64/8 heads, bf16", flush=True)
+    print(f"TFLOP/s of visible work, d128, 64/8 heads, bf16; of tiles: where all of a tile of {TILE} x {TILE} counts of which something is seen",
+          flush=True)
 
 
 def on_alarm(signal_number, frame):
@@ -397,14 +462,29 @@ def main():
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--shrink", type=int, default=1, help="sequences so many times as short")
     parser.add_argument("--heads", type=int, nargs=2, help="64 8")
+    parser.add_argument("--ahead", action="store_true", help="flex_attention is compiled for all builders first, side by side")
+    parser.add_argument("--race", type=float, metavar="SECONDS", help="beside a writer of the mask")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.heads:
         HEADS, KV_HEADS = args.heads
     end, rows = time.monotonic() + args.seconds, []
+    cases = [make(size // args.shrink, args.device) for make, size in CASES]
+    if args.compile:
+        compile_flex(next(Problem(case, args.device) for case in cases if case.name == args.compile))
+        return 0
+    if args.only:
+        cases = [case for case in cases if any(word in case.name for word in args.only)]
+    if args.ahead:
+        compile_ahead(cases, [x for x in sys.argv[1:] if x != "--ahead"], args.seconds / 2)
     import fmha
 
     if "FMHAD_SOCKET" not in os.environ:
-        fmha.start(config={"tuning": {"automatic": False}}, timeout=60)
+        fmha.start(config={"tuning": {"automatic": False}, "compile": {"library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib")}},
+                   timeout=60)
+
+    if args.race:
+        return int(race(args.race))
 
     def give_up():  # something hangs where no signal is looked at
         print_table(list(rows))
@@ -414,10 +494,7 @@ def main():
     last.daemon = True
     last.start()
     signal.signal(signal.SIGALRM, on_alarm)
-    for make, size in CASES:
-        case = make(size // args.shrink, args.device)
-        if args.only and not any(word in case.name for word in args.only):
-            continue
+    for case in cases:
         row = {"name": case.name, "size": f"{case.batch} x {case.rows} x {case.keys}"}
         rows.append(row)
         left = min(end - time.monotonic(), CASE_SECONDS)

@@ -87,7 +87,7 @@ def architectures():
     return sorted(found, key=lambda pair: (list(TASKS).index(pair[0]), pair[1]))
 
 
-def configuration(name):
+def configuration(name, **more):
     made = configuration_auto.CONFIG_MAPPING[name]
     with contextlib.suppress(Exception):
         if made().sub_configs and name not in SPECIAL:
@@ -97,7 +97,7 @@ def configuration(name):
     if "qk_rope_head_dim" in said:  # heads of a latent, each with its own key
         said.pop("head_dim", None)
         said |= {n: 4 for n in ("num_key_value_heads",) if n in said}
-    said |= SPECIAL.get(name, {})
+    said |= SPECIAL.get(name, {}) | more
     config = made(**{k: v for k, v in said.items() if v is not None or k in ("eos_token_id",)})
     for key in ("attention_dropout", "dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
         if isinstance(getattr(config, key, None), float):
@@ -105,12 +105,12 @@ def configuration(name):
     return config
 
 
-def model_pair(task, name):
-    """(by fmhad, eager) with the same weights."""
+def model_pair(task, name, **more):
+    """(by fmhad, eager) with the same weights. @more: of the configuration."""
     kind = TASKS[task][name]
     kind = getattr(transformers, kind if isinstance(kind, str) else kind[0])
     try:
-        config = configuration(name)
+        config = configuration(name, **more)
         with torch.device("meta"):
             n = sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
         if n > MOST_PARAMETERS:

@@ -77,12 +77,15 @@ def test_generation(name, cache):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="GPUs take a bias there")
-@pytest.mark.parametrize("task, name", [("decoder", "llama4_text"), ("encoder", "modernbert"), ("decoder", "gemma3_text")])
-def test_masks_that_are_no_band_go_as_data(task, name, monkeypatch):
+@pytest.mark.parametrize("task, name, more", [
+    ("decoder", "llama4_text", {}), ("encoder", "modernbert", {}), ("decoder", "gemma3_text", {}),
+    ("decoder", "gemma3_text", dict(use_bidirectional_attention=True)),
+])
+def test_masks_that_are_no_band_go_as_data(task, name, more, monkeypatch):
     """Chunks, windows over holes in the padding, rows that look both ways: no bias of rows by keys is made of them."""
     fmha.torch.enable_transformers()
     try:
-        mine, eager = architectures.model_pair(task, name)
+        mine, eager = architectures.model_pair(task, name, **more)
     except architectures.Unable as error:
         pytest.skip(str(error))
     kinds = []

@@ -211,7 +211,8 @@ template <class C, bool KEYS_STATIONARY, int TM, int TN, class Facts> struct Bac
 			if (MASKS_PRODUCTS ? s == minus_infinity()
 					   : masked && !facts.band().sees(i, j))
 				x = minus_infinity();
-			if constexpr (!MASKS_PRODUCTS && C::MASK_DATA != MASK_DATA_NONE)
+			if constexpr (!MASKS_PRODUCTS && C::MASK_DATA != MASK_DATA_NONE &&
+				      !Facts::HIDES)
 				if (!data().sees(i, facts.head(), j))
 					x = minus_infinity();
 		}

@@ -88,6 +88,8 @@ struct DataReach {
 	}
 };
 
+DEV u32 first_bits(i32 n) { return n <= 0 ? 0 : 0xffffffffu >> (32 - min_of(n, 32)); }
+
 /* What a row sees of some columns: some of them, all of them. */
 struct DataSees {
 	bool some, all;
@@ -122,16 +124,18 @@ struct DataRow {
 		return DataInterval{clamp(low, 0, n_k),
 				    clamp(load_memory(endpoints + 2 * k * step), 0, n_k)};
 	}
-	/* The first two, of three endpoints that are asked for at once. */
-	METHOD void first_two(DataInterval &x, DataInterval &y) const
+	/* The k-th and the next one, whose endpoints are asked for at once. */
+	METHOD void two_at(i32 k, DataInterval &x, DataInterval &y) const
 	{
-		i32 f[3];
+		i32 f[4];
 
 		UNROLL
-		for (int i = 0; i < 3; i++)
-			f[i] = clamp(load_memory(endpoints + min_of(i, 2 * n - 2) * step), 0, n_k);
-		x = DataInterval{0, f[0]};
-		y = DataInterval{f[1], n > 1 ? f[2] : 0};
+		for (int i = 0; i < 4; i++)
+			f[i] = clamp(load_memory(endpoints +
+						 clamp(2 * k - 1 + i, 0, 2 * n - 2) * step),
+				     0, n_k);
+		x = DataInterval{k > 0 ? f[0] : 0, f[1]};
+		y = DataInterval{f[2], k + 1 < n ? f[3] : 0};
 	}
 	METHOD DataReach reach() const
 	{
@@ -215,75 +219,68 @@ template <class C> struct DataMask {
 		return sees;
 	}
 
-	/* The same of a few rows whose endpoints are asked for at once, as far as they are the
-	 * first three. */
+	/* The same of a few rows, of which two intervals each are asked for at once. */
 	template <int ROWS>
 	METHOD void sees_of_rows(DataSees (&sees)[ROWS], const i32 (&row)[ROWS], i32 head,
 				 i32 begin, i32 end) const
 	{
-		if constexpr (INTERVALS) {
+		UNROLL
+		for (int i = 0; i < ROWS; i++)
+			sees[i] = INTERVALS ? DataSees{false, false}
+					    : sees_of(row[i], head, begin, end);
+		NO_UNROLL
+		for (i32 k = 0; INTERVALS && k < (m.n_endpoints + 1) / 2; k += 2) {
 			DataInterval x[ROWS][2];
 
 			UNROLL
 			for (int i = 0; i < ROWS; i++)
-				DataRow::make(m, v, row[i], head).first_two(x[i][0], x[i][1]);
+				DataRow::make(m, v, row[i], head).two_at(k, x[i][0], x[i][1]);
 			UNROLL
 			for (int i = 0; i < ROWS; i++) {
-				sees[i] = DataSees{false, false};
 				sees[i].add(x[i][0], begin, end);
 				sees[i].add(x[i][1], begin, end);
 			}
-			if ((m.n_endpoints + 1) / 2 <= 2)
-				return;
-			UNROLL
-			for (int i = 0; i < ROWS; i++) {
-				const DataRow of = DataRow::make(m, v, row[i], head);
-
-				NO_UNROLL
-				for (i32 k = 2; k < of.n; k++)
-					sees[i].add(of.at(k), begin, end);
-			}
-		} else {
-			UNROLL
-			for (int i = 0; i < ROWS; i++)
-				sees[i] = sees_of(row[i], head, begin, end);
 		}
 	}
 
-	METHOD static u32 bits_of_16(const DataInterval &x, i32 begin)
+	/* Of bits: which of 16 columns a row sees, a bit each; @begin is a multiple of 8. */
+	METHOD u32 sees_16(i32 row, i32 head, i32 begin) const
 	{
-		return ((1u << clamp(x.high - begin, 0, 16)) - 1) &
-		       ~((1u << clamp(x.low - begin, 0, 16)) - 1);
-	}
-	/* Which of 16 columns a row sees, a bit each; of bits @begin is a multiple of 8. TOGETHER:
-	 * the first three endpoints are asked for at once, which takes registers. */
-	template <bool TOGETHER> METHOD u32 sees_16(i32 row, i32 head, i32 begin) const
-	{
+		const u8 *bits = bits_of(row, head);
+		i32 last = (v.n_k - 1) >> 3;
 		u32 seen = 0;
 
-		if constexpr (INTERVALS) {
-			const DataRow of = DataRow::make(m, v, row, head);
-
-			if (TOGETHER) {
-				DataInterval x, y;
-
-				of.first_two(x, y);
-				seen = bits_of_16(x, begin) | bits_of_16(y, begin);
-			}
-			NO_UNROLL
-			for (i32 k = TOGETHER ? 2 : 0; k < of.n; k++)
-				seen |= bits_of_16(of.at(k), begin);
-		} else {
-			const u8 *bits = bits_of(row, head);
-			i32 last = (v.n_k - 1) >> 3;
-
-			UNROLL
-			for (int i = 0; i < 2; i++)
-				seen |= (u32)load_memory(bits + min_of((begin >> 3) + i, last) *
-									m.bits.stride_dim)
-					<< 8 * i;
-		}
+		UNROLL
+		for (int i = 0; i < 2; i++)
+			seen |= (u32)load_memory(bits + min_of((begin >> 3) + i, last) *
+								m.bits.stride_dim)
+				<< 8 * i;
 		return seen;
+	}
+
+	/* Of intervals: the same of as many columns as there are bits. */
+	template <int WORDS>
+	METHOD void sees_words(u32 (&seen)[WORDS], i32 row, i32 head, i32 begin) const
+	{
+		const DataRow of = DataRow::make(m, v, row, head);
+
+		UNROLL
+		for (int w = 0; w < WORDS; w++)
+			seen[w] = 0;
+		NO_UNROLL
+		for (i32 k = 0; k < of.n; k += 2) {
+			DataInterval x, y;
+
+			of.two_at(k, x, y);
+			UNROLL
+			for (int w = 0; w < WORDS; w++)
+				seen[w] |= bits_of_32(x, begin + 32 * w) |
+					   bits_of_32(y, begin + 32 * w);
+		}
+	}
+	METHOD static u32 bits_of_32(const DataInterval &x, i32 begin)
+	{
+		return first_bits(x.high - begin) & ~first_bits(x.low - begin);
 	}
 
 	/*

@@ -74,6 +74,18 @@ ORDER_FN abi_i32 order_balanced(abi_i32 number, abi_i32 n_blocks, abi_i32 n_unit
 	return n_units + (place < half ? 2 * place : 2 * (place - half) + 1);
 }
 
+/* `run` blocks of each head after those of another, and so on: blocks beside each other are of few
+ * heads. Where they go by work, those of all heads that take long still come first. */
+ORDER_FN void order_in_runs(abi_i32 n_x, abi_i32 n_y, abi_i32 run, abi_i32 number, abi_i32 *ret_x,
+			    abi_i32 *ret_y)
+{
+	abi_i32 first = number / (run * n_y) * run, place = number - first * n_y;
+
+	run = run < n_x - first ? run : n_x - first;
+	*ret_y = place / run;
+	*ret_x = first + place - *ret_y * run;
+}
+
 /* Of blocks that own keys. */
 struct block_order {
 	abi_i32 n_x, n_y;

@@ -157,6 +157,37 @@ GRID_FN grid_int grid_kv_parts(const struct abi_bwd_args *a)
 	return (grid_int)a->nhead_k * (a->kv_parts > 1 ? a->kv_parts : 1);
 }
 
+/*
+ * The order in which blocks that own keys begin under intervals: lists of all blocks of a sequence,
+ * one for all heads or, where these have intervals of their own, one for those that share keys.
+ */
+#define GRID_ORDER_KEYS  128  /* of a block */
+#define GRID_ORDER_MOST  2048 /* blocks of a list */
+#define GRID_ORDER_ENDPOINTS 7 /* of a row: more take longer to look at than an order saves */
+#define GRID_ORDER_LDS   (3 * 4 * GRID_ORDER_MOST)
+GRID_FN grid_int grid_order_heads(const struct abi_bwd_args *a)
+{
+	return a->mask_data.intervals.stride_head ? a->nhead_k : 1;
+}
+/* How many blocks of a head are beside each other, of n: the fewer heads take turns, the more of
+ * what they read is in the cache, and the less do the short blocks of all heads come last. */
+GRID_FN abi_i32 grid_order_run(abi_i32 n)
+{
+	return n < 8 ? 1 : n < 256 ? n / 4 : 64;
+}
+
+/* Lists of a batch entry that are written. */
+GRID_FN grid_int grid_orders(const struct abi_bwd_args *a)
+{
+	return a->order_words > 0 ? grid_order_heads(a) : 0;
+}
+GRID_FN grid_int grid_order_list(const struct abi_bwd_args *a, grid_int batch, grid_int head_k)
+{
+	grid_int heads = grid_order_heads(a);
+
+	return batch * heads + (heads > 1 ? head_k : 0);
+}
+
 /* ---- without tiles: lanes side by side take a row of a head, or of the cache ---- */
 
 #define GRID_DOT_LANES 16 /* that a row of dot_do_o takes; elsewhere a wave does */

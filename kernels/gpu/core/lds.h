@@ -316,9 +316,14 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 }
 
 /* Under a mask that is data, behind that: two bits for each of so many tiles of queries, or for as
- * many runs of them. */
-#define LDS_BWD_SEEN	   1024
-#define LDS_BWD_SEEN_BYTES (2 * LDS_BWD_SEEN / 8)
+ * many runs of them; a list of those, of 16 bits each and rounded up to 16 bytes; which keys a
+ * tile's queries see, a bit each. */
+#define LDS_BWD_SEEN 1024
+#define LDS_BWD_LIST (2 * LDS_BWD_SEEN + 16)
+LDS_FN int lds_bwd_seen(int tile_m, int tile_n)
+{
+	return 2 * LDS_BWD_SEEN / 8 + LDS_BWD_LIST + LDS_BWD_WGMMA_STAGES * tile_m * tile_n / 8;
+}
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */
 #define LDS_DQ_COUNTER 32

@@ -44,10 +44,10 @@ template <class C> struct BackwardRows {
 
 	/* rowsum(dO * O) for several rows at once: 16 lanes a row, eight elements a load, loads of
 	 * all rows before the first sum. */
-	METHOD void dot_rows() const
+	METHOD void dot_rows(i32 block) const
 	{
 		const i32 LANES = GRID_DOT_LANES, ROWS = GRID_DOT_ROWS;
-		i32 first = grid_row(block_id_x(), C::THREADS / LANES * ROWS, thread_id() / LANES);
+		i32 first = grid_row(block, C::THREADS / LANES * ROWS, thread_id() / LANES);
 		Sequence v = find_sequence(a.sequences, 0, block_id_z());
 		i32 row[ROWS], head[ROWS];
 		float sum[ROWS];
@@ -176,14 +176,15 @@ template <class C> struct BackwardRows {
 		}
 	}
 
-	METHOD void dot(char *lds) const
+	/* block: of those that go by rows. */
+	METHOD void dot(i32 block, char *lds) const
 	{
 		if (block_id_y() == 1) { /* launched only where dSink is wanted */
 			if (block_id_z() == 0 && block_id_x() < a.nhead_q)
 				sink_gradient((float *)lds);
 			return;
 		}
-		dot_rows();
+		dot_rows(block);
 	}
 
 	/* A block a chunk of a tile. */

@@ -65,12 +65,12 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 	template <Share OF_DQ>
 	METHOD void walk(typename Block::SumK &dk, typename Block::SumV &dv)
 	{
-		Step step = this->first_step();
+		Step step = this->first_step(), next_step;
 
 		barrier_wait(this->kv_full(), 0);
 		this->clear_keys();
 		NO_UNROLL
-		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
+		for (i32 n = this->n_steps(); n > 0; n--, this->next(step, next_step)) {
 			Scores s, dp;
 			typename Block::Weights ds;
 			typename Block::Dq dq;
@@ -81,6 +81,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			this->wait_for_do(step);
 			this->start_dp(dp, step);
 			u32 hidden = this->find_hidden(step);
+			this->look_ahead(step, &next_step);
 			wgmma_wait<1>();
 			if (OF_DQ == NOTHING && step.number >= Block::DS_STAGES)
 				named_sync(DS_EMPTY + step.ds_stage(), BOTH);
@@ -176,7 +177,7 @@ extern "C" __global__ void FMHA_BOUNDS(BackwardWgmmaBlock<Config>::THREADS, 1)
 	typename SelectLoop<Config, loop_of<Block>()>::Type kernel(args);
 
 	kernel.lds = shared_address(lds);
-	if (!kernel.locate(block_id_x()))
+	if (!kernel.locate(block_id_x(), lds + Block::LIST_AT))
 		return;
 	if constexpr (Block::HAS_DATA)
 		kernel.find_seen((u32 *)(lds + Block::SEEN_AT));

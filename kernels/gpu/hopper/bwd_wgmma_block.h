@@ -10,7 +10,8 @@
  * a tile in the order of their keys.
  *
  * Under a mask that is data all threads look once which tiles of queries see the block's keys, and
- * leave that in shared memory for all of them: the mask may change, and they must agree.
+ * leave a list of them in shared memory for all: the mask may change, and they must agree. Which
+ * keys a query sees by its intervals comes along with its LSE and D.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_BLOCK_H
 #define FMHA_GPU_BWD_WGMMA_BLOCK_H
@@ -48,6 +49,8 @@ template <class C> struct BackwardWgmmaBlock {
 	/* Waves that read Q and dO. */
 	static const int READERS = 4 * GROUPS;
 	static const int THREADS = C::THREADS + GROUP_THREADS;
+	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE,
+			  HAS_INTERVALS = C::MASK_DATA == MASK_DATA_INTERVALS;
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
@@ -57,7 +60,6 @@ template <class C> struct BackwardWgmmaBlock {
 	 * need all registers: ptxas moves zeros in front of take_registers(), keeps them below
 	 * what a thread has there, and finds too few for the others. */
 	static const bool BEGINS_SUMS = TALL || DQ_BY_ROWS;
-	static const bool HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
 	static_assert(!HAS_DATA || !(SHARED || ROLES), "wide heads find their place twice");
 	static const int K_SLAB = slab_bytes(C::TILE_N), Q_SLAB = slab_bytes(C::TILE_M);
 	static const int Q_BYTES = Q_SLABS * Q_SLAB, DO_BYTES = V_SLABS * Q_SLAB;
@@ -77,10 +79,15 @@ template <class C> struct BackwardWgmmaBlock {
 		      "the host asks lds.h, too");
 	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS,
 		      "room for them");
-	/* HAS_DATA: which tiles some row of which sees a key; and which not all of them do. */
-	static const int SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS,
-			 CUT_AT = SEEN_AT + LDS_BWD_SEEN / 8;
-	static_assert(!HAS_DATA || CUT_AT + LDS_BWD_SEEN / 8 <= C::LDS_BYTES,
+	/* HAS_DATA: of runs of tiles, a bit each, whether some row sees a key, and whether not all
+	 * rows see all of them; then a list of those that some row sees, and of one behind them. */
+	static const int SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS, SEEN_WORDS = LDS_BWD_SEEN / 32,
+			 LIST_AT = SEEN_AT + 2 * SEEN_WORDS * 4,
+			 KEYS_AT = LIST_AT + LDS_BWD_LIST;
+	/* Of a query which of the block's keys it sees. */
+	static const int KEY_WORDS = C::TILE_N / 32, KEYS_BYTES = C::TILE_M * KEY_WORDS * 4;
+	static_assert(!HAS_DATA ||
+			      SEEN_AT + lds_bwd_seen(C::TILE_M, C::TILE_N) <= C::LDS_BYTES,
 		      "what the host gives");
 
 	/* Named barriers: a warpgroup's own; a stage of dS is there; one of P is there, for the
@@ -97,6 +104,8 @@ template <class C> struct BackwardWgmmaBlock {
 	i32 wave;
 	ColumnTiles tiles; /* of queries */
 	i32 n_seen;        /* tiles that are walked */
+	i32 run_shift;     /* HAS_DATA: a run has so many tiles, as a power of two */
+	abi_key_block seen_by; /* HAS_DATA: no other rows see the block's keys */
 
 	METHOD BackwardWgmmaBlock(const abi_bwd_args &args) : at(args) {}
 
@@ -136,6 +145,8 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD u32 ds_tile(i32 stage) const { return lds + DS_AT + stage * DS_BYTES; }
 	METHOD u32 dq_part(i32 group) const { return lds + DQ_AT + group * DQ_BYTES; }
 	METHOD u32 stats(i32 stage) const { return lds + STATS_AT + stage * STATS_BYTES; }
+	/* HAS_INTERVALS: of a tile that they cut, the keys that its queries see. */
+	METHOD u32 seen_keys(i32 stage) const { return lds + KEYS_AT + stage * KEYS_BYTES; }
 
 	/* Heads whose keys are the block's. */
 	METHOD i32 n_heads() const { return hidden(at.a.nhead_q) / grid_kv_parts(&at.a); }
@@ -145,6 +156,9 @@ template <class C> struct BackwardWgmmaBlock {
 	/* A step: a tile of queries of one of the heads; where it is in the rings of stages. */
 	struct Step {
 		i32 tile, head, number;
+		/* HAS_DATA: the run's place in the list; what that says of it */
+		i32 place;
+		u32 run;
 
 		METHOD i32 q_stage() const { return number % Q_STAGES; }
 		METHOD u32 q_parity() const { return number / Q_STAGES & 1; }
@@ -152,60 +166,62 @@ template <class C> struct BackwardWgmmaBlock {
 		METHOD u32 do_parity() const { return number / DO_STAGES & 1; }
 		METHOD i32 ds_stage() const { return number % DS_STAGES; }
 	};
-	METHOD Step first_step() const { return Step{seen_from(0), part * n_heads(), 0}; }
+	METHOD Step first_step() const { return first_step(part * n_heads()); }
+	METHOD Step first_step(i32 head) const
+	{
+		Step s = {0, head, 0, 0, 0};
+
+		if (HAS_DATA)
+			enter_run(s);
+		return s;
+	}
 	METHOD i32 n_steps() const { return n_seen * n_heads(); }
 	METHOD void next(Step &s) const
 	{
-		s.tile = seen_from(s.tile + 1);
-		if (s.tile == tiles.count)
-			s.tile = seen_from(0), s.head++;
+		next_tile(s);
+		if (s.tile == tiles.count) {
+			s.tile = s.place = 0, s.head++;
+			if (HAS_DATA)
+				enter_run(s);
+		}
 		s.number++;
 	}
-
-	/* The first tile from this one on that is walked. */
-	METHOD i32 seen_from(i32 tile) const
+	/* HAS_DATA: which step is the next takes a while, and is found behind products under way. */
+	METHOD void look_ahead(const Step &s, Step *next_step) const
 	{
 		if constexpr (HAS_DATA) {
-			i32 shift = run_shift();
-
-			NO_UNROLL
-			while (tile < tiles.count) {
-				i32 run = tile >> shift;
-				u32 left = seen_word(SEEN_AT, run / 32) >> run % 32;
-
-				if (left & 1)
-					return tile;
-				run = left ? run + __ffs(left) - 1 : (run / 32 + 1) * 32;
-				tile = run << shift;
-			}
-			return tiles.count;
+			*next_step = s;
+			next(*next_step);
 		}
-		return tile;
 	}
-	METHOD u32 seen_word(int at, i32 word) const
+	METHOD void next(Step &s, const Step &found) const
 	{
-		return float_to_bits(load_shared(lds + at + word * 4));
+		if constexpr (HAS_DATA)
+			s = found;
+		else
+			next(s);
 	}
-	/* A bit is of so many tiles, as a power of two. */
-	METHOD i32 run_shift() const
+	/* The head's next tile; tiles.count: there is none. */
+	METHOD void next_tile(Step &s) const
 	{
-		i32 shift = 0;
-
-		NO_UNROLL
-		while (ceil_div(tiles.count, 1 << shift) > LDS_BWD_SEEN)
-			shift++;
-		return shift;
-	}
-	/* Whether a mask that is data may hide elements of a step's tile. */
-	METHOD bool hides(const Step &s) const
-	{
+		s.tile++;
 		if constexpr (HAS_DATA) {
-			i32 run = s.tile >> run_shift();
-
-			return seen_word(CUT_AT, run / 32) >> run % 32 & 1;
+			if (s.tile & ((1 << run_shift) - 1) && s.tile < tiles.count)
+				return;
+			s.place++;
+			enter_run(s);
 		}
-		return false;
 	}
+
+	/* An entry of the list: a run's number and whether a mask that is data may hide elements of
+	 * its tiles. */
+	static const u32 CUT = 1u << 15;
+	METHOD void enter_run(Step &s) const
+	{
+		s.run = load_shared_half(lds + LIST_AT + s.place * 2);
+		s.tile = min_of((i32)(s.run & (CUT - 1)) << run_shift, tiles.count);
+	}
+	METHOD bool hides(const Step &s) const { return HAS_DATA && s.run & CUT; }
 
 	/* A thread's rows whose endpoints are on their way together: they are as far as the L2
 	 * cache. */
@@ -214,21 +230,31 @@ template <class C> struct BackwardWgmmaBlock {
 	/* Finds what is walked, by all threads. words: SEEN_AT and what follows. */
 	METHOD void find_seen(u32 *words)
 	{
-		const int WORDS = LDS_BWD_SEEN / 32;
 		const abi_mask_data &m = at.a.mask_data;
-		const i32 shift = run_shift(), end = min_of(first + C::TILE_N, at.seq.n_k);
+		const i32 end = min_of(first + C::TILE_N, at.seq.n_k);
+		/* Rows count from the first tile's. */
 		const i32 from = tiles.first * C::TILE_M;
-		const i32 rows = min_of((tiles.first + tiles.count) * C::TILE_M, at.seq.n_q) - from;
+		const i32 begin = max_of(seen_by.first_row / C::TILE_M * C::TILE_M - from, 0);
+		const i32 behind =
+			min_of(min_of(ceil_div(seen_by.end_row, C::TILE_M) * C::TILE_M,
+				      (tiles.first + tiles.count) * C::TILE_M),
+			       at.seq.n_q) -
+			from;
 		const bool alike = (C::MASK_DATA == MASK_DATA_BITS ? m.bits : m.intervals)
 					   .stride_head == 0;
 
-		for (i32 i = thread_id(); i < 2 * WORDS; i += THREADS)
+		run_shift = 0;
+		NO_UNROLL
+		while (n_runs() > LDS_BWD_SEEN)
+			run_shift++;
+		for (i32 i = thread_id(); i < 2 * SEEN_WORDS; i += THREADS)
 			words[i] = 0;
 		block_sync();
 		NO_UNROLL
 		for (i32 h = alike ? n_heads() - 1 : 0; h < n_heads(); h++) {
 			NO_UNROLL
-			for (i32 r = thread_id(); r < ceil_div(rows, FMHA_WAVE) * FMHA_WAVE;
+			for (i32 r = begin + thread_id();
+			     r < ceil_div(behind, FMHA_WAVE) * FMHA_WAVE;
 			     r += AT_ONCE_ROWS * THREADS) {
 				DataSees sees[AT_ONCE_ROWS];
 				i32 row[AT_ONCE_ROWS];
@@ -242,28 +268,56 @@ template <class C> struct BackwardWgmmaBlock {
 				for (int i = 0; i < AT_ONCE_ROWS; i++) {
 					/* 32 rows are of one tile */
 					i32 place = r + i * THREADS,
-					    run = place / C::TILE_M >> shift;
+					    run = place / C::TILE_M >> run_shift;
 					bool some = any_of_wave(sees[i].some),
 					     cut = any_of_wave(!sees[i].all);
 
-					if (lane_id() == 0 && place < rows && some)
+					if (lane_id() == 0 && place < behind && some)
 						atomicOr(words + run / 32, 1u << run % 32);
-					if (lane_id() == 0 && place < rows && cut)
-						atomicOr(words + WORDS + run / 32, 1u << run % 32);
+					if (lane_id() == 0 && place < behind && cut)
+						atomicOr(words + SEEN_WORDS + run / 32,
+							 1u << run % 32);
 				}
 			}
 		}
 		block_sync();
-		n_seen = 0;
-		NO_UNROLL
-		for (i32 i = 0; i < ceil_div(ceil_div(tiles.count, 1 << shift), 32); i++)
-			n_seen += __popc(words[i]) << shift;
-		/* the last run may have fewer */
-		i32 last = (tiles.count - 1) >> shift;
-
-		if (tiles.count > 0 && words[last / 32] >> last % 32 & 1)
-			n_seen -= ((last + 1) << shift) - tiles.count;
+		list_seen(words);
 	}
+	METHOD i32 n_runs() const { return (tiles.count + (1 << run_shift) - 1) >> run_shift; }
+
+	METHOD static bool is_set(const u32 *words, i32 bit)
+	{
+		return words[bit / 32] >> bit % 32 & 1;
+	}
+	METHOD static i32 count_before(const u32 *words, i32 bit)
+	{
+		i32 n = __popc(words[bit / 32] & ((1u << bit % 32) - 1));
+
+		NO_UNROLL
+		for (i32 i = 0; i < bit / 32; i++)
+			n += __popc(words[i]);
+		return n;
+	}
+	METHOD void list_seen(const u32 *words)
+	{
+		u16 *list = (u16 *)(words + 2 * SEEN_WORDS);
+		const i32 n = n_runs();
+
+		for (i32 run = thread_id(); run < n; run += THREADS)
+			if (is_set(words, run))
+				list[count_before(words, run)] =
+					run | (is_set(words + SEEN_WORDS, run) ? CUT : 0);
+		i32 n_listed = count_before(words, n);
+
+		if (thread_id() == 0)
+			list[n_listed] = CUT - 1; /* behind all tiles */
+		n_seen = n_listed << run_shift;
+		/* the last run may have fewer */
+		if (n > 0 && is_set(words, n - 1))
+			n_seen -= (n << run_shift) - tiles.count;
+		block_sync();
+	}
+
 	/* Deterministic: last rows first, so that blocks meet a tile one after the other without
 	 * waiting for long. */
 	METHOD i32 tile_of(const Step &s) const
@@ -290,8 +344,26 @@ template <class C> struct BackwardWgmmaBlock {
 		return n;
 	}
 
-	/* number: the block's. */
-	METHOD bool locate(i32 number)
+	/* The x-th block, of n, in the mask's order. What is read may change meanwhile: one thread
+	 * reads it for all of them, which must agree. */
+	METHOD abi_key_block find_key_block(i32 n, i32 batch, i32 x, char *shared) const
+	{
+		const abi_bwd_args &a = at.a;
+		abi_key_block *found = (abi_key_block *)shared;
+
+		if (!HAS_INTERVALS || a.order_words <= 0)
+			return abi_key_block{x, 0, at.seq.n_q};
+		if (thread_id() == 0)
+			*found = ((const abi_key_block *)(a.d.data - a.order_words))
+				[(i64)n * grid_order_list(&a, batch, part) + x];
+		block_sync();
+		return abi_key_block{clamp(found->number, 0, n - 1),
+				     clamp(found->first_row, 0, at.seq.n_q),
+				     clamp(found->end_row, 0, at.seq.n_q)};
+	}
+
+	/* number: the block's; shared: room that find_seen() needs later. */
+	METHOD bool locate(i32 number, char *shared)
 	{
 		const abi_bwd_args &a = at.a;
 		const i32 parts = grid_kv_parts(&a);
@@ -299,21 +371,25 @@ template <class C> struct BackwardWgmmaBlock {
 				     parts * a.sequences.batch, 0, 0};
 		i32 x, y;
 
-		/* The same keys of all parts of a batch entry have as much work: side by side,
-		 * units that begin together end together. */
-		if (HAS_DATA)
-			order.section = parts;
-		else if (C::MASK)
+		if (C::MASK && !HAS_DATA)
 			order.section = order_section(order.n_y, parts_at_once(order.n_y));
 		/* deterministic: blocks wait for those before them */
 		if (C::MASK && !HAS_DATA && order.section == order.n_y && !a.deterministic)
 			order.units = units();
-		order_place(order, number, &x, &y);
+		if (HAS_DATA)
+			order_in_runs(order.n_x, order.n_y, grid_order_run(order.n_x), number, &x,
+				      &y);
+		else
+			order_place(order, number, &x, &y);
 		i32 batch = y / parts;
 
 		part = y - batch * parts;
 		at.head = part * n_heads();
 		at.enter_sequence(batch);
+		if (HAS_DATA) {
+			seen_by = find_key_block(order.n_x, batch, x, shared);
+			x = seen_by.number;
+		}
 		first = x * C::TILE_N;
 		tiles = ColumnTiles::of_rows(at.band, C::MASK, first, first + C::TILE_N - 1,
 					     at.seq.n_q, C::TILE_M);
@@ -424,7 +500,21 @@ template <class C> struct BackwardWgmmaBlock {
 					store_shared(to + 8, found[i][1]);
 				}
 			}
+			if constexpr (HAS_INTERVALS)
+				if (hides(step))
+					bring_seen_keys(step);
 			barrier_arrive(q_full(step.q_stage()));
+		}
+	}
+	/* One round of rows after the other: this warp has few registers, and time. */
+	METHOD void bring_seen_keys(const Step &step) const
+	{
+		NO_UNROLL
+		for (i32 r = lane_id(); r < C::TILE_M; r += FMHA_WAVE) {
+			u32 seen[KEY_WORDS];
+
+			at.mask_data().sees_words(seen, query_of(step) + r, step.head, first);
+			store_shared_16(seen_keys(step.q_stage()) + r * KEY_WORDS * 4, seen);
 		}
 	}
 
@@ -439,8 +529,7 @@ template <class C> struct BackwardWgmmaBlock {
 		NO_UNROLL
 		for (i32 n = n_heads(); n > 0; n--, head += floats) {
 			NO_UNROLL
-			for (Step step = {seen_from(0), 0, 0}; step.tile < tiles.count;
-			     step.tile = seen_from(step.tile + 1)) {
+			for (Step step = first_step(0); step.tile < tiles.count; next_tile(step)) {
 				float *tile = head + (i64)tile_of(step) * DQ_TILE;
 
 				parity = send_tile(tile, group, parity, step);
@@ -690,9 +779,19 @@ template <class C> struct BackwardWgmmaBlock {
 	 * and differentiate(). */
 	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
 
+	/* Which of the wave's keys the n-th query of a tile sees. */
+	METHOD u32 seen_by_query(const Step &step, i32 n) const
+	{
+		if constexpr (HAS_INTERVALS)
+			return load_shared_half(seen_keys(step.q_stage()) + n * KEY_WORDS * 4 +
+						wave * 2);
+		else
+			return at.mask_data().sees_16(query_of(step) + n, step.head, row_of(0));
+	}
+
 	/* The lane's elements of a tile of scores that a mask that is data hides: bit n * 8 + e.
-	 * Asked for while products are under way: what it reads is far. A lane looks what some
-	 * queries see of the wave's keys, and tells the others. */
+	 * Asked for while products are under way: bits are far. A lane looks what some queries see
+	 * of the wave's keys, and tells the others. */
 	METHOD u32 find_hidden(const Step &step) const
 	{
 		static_assert(!HAS_DATA || (TN * Core::E <= 32 && C::TILE_M % FMHA_WAVE == 0),
@@ -706,8 +805,7 @@ template <class C> struct BackwardWgmmaBlock {
 
 		UNROLL
 		for (int i = 0; i < C::TILE_M / FMHA_WAVE; i++)
-			keys[i] = at.mask_data().template sees_16<!(NARROW && C::MASK)>(
-				query_of(step) + i * FMHA_WAVE + lane, step.head, row_of(0));
+			keys[i] = seen_by_query(step, i * FMHA_WAVE + lane);
 		UNROLL
 		for (int i = 0; i < TN * 4; i++) {
 			const int place = i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
@@ -750,9 +848,18 @@ template <class C> struct BackwardWgmmaBlock {
 	/* dP becomes dS but for the scale; AT_ONCE, and S becomes P. */
 	METHOD void differentiate(Scores &p, Scores &dp, const Step &step, u32 hidden = 0) const
 	{
-		if (AT_ONCE)
-			return Steps{*this}.gradients(p, dp, query_of(step),
-						      is_masked(step), stats_of(step), Nothing());
+		if (AT_ONCE) {
+			Steps{*this}.gradients(p, dp, query_of(step), is_masked(step),
+					       stats_of(step), Nothing());
+			if (HAS_DATA && hidden)
+				UNROLL
+				for (int n = 0; n < TN; n++)
+					UNROLL
+					for (int e = 0; e < Core::E; e++)
+						if (hidden >> (n * Core::E + e) & 1)
+							p.t[0][n].x[e] = dp.t[0][n].x[e] = 0;
+			return;
+		}
 		/* V may hold anything where a query does not look. */
 		if (is_masked(step) || hidden)
 			UNROLL

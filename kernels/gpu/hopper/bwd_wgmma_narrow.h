@@ -102,7 +102,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 
 	METHOD void stream(typename Block::SumK &dk, typename Block::SumV &dv)
 	{
-		Step step = this->first_step();
+		Step step = this->first_step(), next_step;
 		Operands held;
 		Dq dq;
 
@@ -112,7 +112,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 		named_sync(CLEARED_BARRIER, BOTH);
 		hold(held);
 		NO_UNROLL
-		for (i32 n = this->n_steps(); n > 0; n--, this->next(step)) {
+		for (i32 n = this->n_steps(); n > 0; n--, this->next(step, next_step)) {
 			Scores s, dp;
 			typename Block::Weights ds;
 
@@ -124,6 +124,7 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 			this->wait_for_do(step);
 			start(dp.t[0], held.v, this->do_tile(step.do_stage()));
 			u32 hidden = this->find_hidden(step);
+			this->look_ahead(step, &next_step);
 			wgmma_wait<2>();
 			settle(dq.t);
 			store_dq_before(dq, step);

@@ -187,7 +187,7 @@ template <class C> struct BackwardWgmmaWide : BackwardWgmmaBlock<C> {
 
 	/* Where the block is is not kept while it streams: the last warpgroup has no registers for
 	 * that. */
-	METHOD void find_place_anew() { this->locate(hidden(block_id_x())); }
+	METHOD void find_place_anew() { this->locate(hidden(block_id_x()), nullptr); }
 
 	METHOD void multiply()
 	{

@@ -645,6 +645,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		/* of votes; the warp's own number, which all of its lanes have to ask for */
 		u32 turn;
 		i32 warp;
+		i32 word; /* the 32 tiles that find_word() was asked for last; -1: none */
 	};
 	/* The n-th of a lane's rows, in the tile; those behind it are its last one. */
 	METHOD static i32 lane_row(const SeenRows &rows, int n)
@@ -695,8 +696,20 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 		else
 			NO_UNROLL
-			for (int n = 0; n < LANE_ROWS; n++)
-				all.join(data_row(rows, n).reach());
+			for (int n = 0; n < LANE_ROWS; n++) {
+				const DataRow of = data_row(rows, n);
+				DataReach r = DataReach::nothing();
+
+				NO_UNROLL
+				for (i32 k = 0; k < of.n; k += 2) {
+					DataInterval x, y;
+
+					of.two_at(k, x, y);
+					r.add(x);
+					r.add(y);
+				}
+				all.join(r.of_row());
+			}
 		all.join_wave();
 		sync_loaders(); /* the last piece's have been read */
 		if (lane_id() == 0) {
@@ -737,6 +750,71 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return (all | all >> 8) & 0xff;
 	}
 
+	/* Where rows have more than HELD intervals, a vote is about 32 tiles at once: which some
+	 * row sees, and of which not all rows of a warpgroup see all. By all loading warps. */
+	METHOD void find_word(SeenRows &rows, i32 number) const
+	{
+		u32 all[4] = {}; /* some; of each warpgroup */
+
+		rows.word = number;
+		NO_UNROLL
+		for (int n = 0; n < LANE_ROWS; n++) {
+			const DataRow of = data_row(rows, n);
+			u32 some = 0, whole = 0;
+
+			NO_UNROLL
+			for (i32 k = 0; k < of.n; k += 2) {
+				DataInterval x, y;
+
+				of.two_at(k, x, y);
+				mark(x, number, &some, &whole);
+				mark(y, number, &some, &whole);
+			}
+			all[0] |= some;
+			UNROLL
+			for (int group = 0; group < GROUPS; group++)
+				all[1 + group] |= lane_row(rows, n) / 64 == group ? ~whole : 0;
+		}
+		UNROLL
+		for (int i = 0; i < 1 + GROUPS; i++)
+			all[i] = __reduce_or_sync(0xffffffffu, all[i]);
+		sync_loaders(); /* what was there has been read */
+		if (lane_id() == 0)
+			store_shared_16(lds + REACHES_AT + rows.warp * 16, all);
+		sync_loaders();
+	}
+	/* As a vote: bit 0: some row sees some of it; bit 1 and on: of a warpgroup's not all do. */
+	METHOD u32 find_tile(SeenRows &rows, i32 tile) const
+	{
+		u32 found = 0;
+
+		if (tile / 32 != rows.word)
+			find_word(rows, tile / 32);
+		UNROLL
+		for (int warp = 0; warp < 4; warp++) {
+			u32 x[4];
+
+			load_shared_16(lds + REACHES_AT + warp * 16, x);
+			UNROLL
+			for (int i = 0; i < 1 + GROUPS; i++)
+				found |= (x[i] >> tile % 32 & 1) << i;
+		}
+		return found;
+	}
+	/* The tiles, of the 32 of this number, of which an interval has some or all. What lies
+	 * behind the last key is nobody's. */
+	METHOD void mark(const DataInterval &x, i32 number, u32 *some, u32 *whole) const
+	{
+		const i32 begin = number * 32 * C::TILE_N;
+		i32 low = max_of(x.low - begin, 0), high = min_of(x.high - begin, 32 * C::TILE_N);
+
+		if (low >= high)
+			return;
+		*some |= first_bits(ceil_div(high, C::TILE_N)) & ~first_bits(low / C::TILE_N);
+		high = x.high < seq.n_k ? high / C::TILE_N : ceil_div(high, C::TILE_N);
+		*whole |= first_bits(high) & ~first_bits(ceil_div(low, C::TILE_N));
+	}
+
 	/* The last tile before the n-th that some row of the block sees; of a piece that sees
 	 * nothing the first one. By all loading warps. */
 	METHOD SeenTile tile_before(const ColumnTiles &tiles, SeenRows &rows,
@@ -748,6 +826,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 			if (column >= reach.full_low && end <= reach.full_high)
 				return SeenTile{n, 0};
+			if (HELD > 0 && !holds_all()) {
+				const u32 x = find_tile(rows, column / C::TILE_N);
+
+				if (x & 1 || (must && n == 0))
+					return SeenTile{n, x >> 1};
+				continue;
+			}
 			if (holds_all())
 				UNROLL
 				for (int i = 0; i < LANE_ROWS; i++) {
@@ -791,6 +876,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
 					      a.cache.cache_batch - 1);
 			hold_rows(rows);
+			rows.word = -1;
 			const DataReach reach = reach_of_data(rows);
 
 			if (tiles.n_sink == 0)
@@ -875,40 +961,72 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	METHOD void find_seen_places(i32 column)
 	{
 		static_assert(!HAS_DATA || TN * 4 <= 64, "a bit a place");
-		i32 from = column + Core::column(0);
+		if constexpr (HELD > 0)
+			see_intervals(column + Core::column(0));
+		else
+			see_bits(column);
+	}
+	/* How many of a lane's rows, and of their further intervals, are asked for together: wide
+	 * heads and three warpgroups have no registers for two. */
+	static const int AT_ONCE = GROUPS == 2 && C::HDIM_Q <= 128 ? 2 : 1;
+	static_assert(Core::STATS == 2, "a lane's rows");
+
+	METHOD DataRow row_of_data(int r) const
+	{
+		return DataRow::make(a.mask_data, seq, wave_row() + Core::stat_row(r), head);
+	}
+	/* from: the lane's first column. */
+	METHOD void see_interval(int r, i32 from, i32 low, i32 high)
+	{
+		seen_places[r] |= places_before(high - from) & ~places_before(low - from);
+	}
+	METHOD void see_intervals(i32 from)
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			i32 lane = lane_id() / 4 + 8 * r;
+
+			seen_places[r] = 0;
+			UNROLL
+			for (int k = 0; k < HELD; k++)
+				see_interval(r, from, held[k].low_of(lane), held[k].high_of(lane));
+		}
+		UNROLL
+		for (int first = 0; first < Core::STATS; first += AT_ONCE)
+			NO_UNROLL
+			for (i32 k = HELD; k < (a.mask_data.n_endpoints + 1) / 2; k += AT_ONCE) {
+				DataInterval x[AT_ONCE][AT_ONCE];
+
+				if constexpr (AT_ONCE == 1)
+					x[0][0] = row_of_data(first).at(k);
+				else
+					UNROLL
+					for (int r = 0; r < AT_ONCE; r++)
+						row_of_data(r).two_at(k, x[r][0], x[r][1]);
+				UNROLL
+				for (int r = 0; r < AT_ONCE; r++)
+					UNROLL
+					for (int i = 0; i < AT_ONCE; i++)
+						see_interval(first + r, from, x[r][i].low,
+							     x[r][i].high);
+			}
+	}
+	METHOD void see_bits(i32 column)
+	{
+		const i32 last = (seq.n_k - 1) >> 3;
 
 		UNROLL
 		for (int r = 0; r < Core::STATS; r++) {
-			i32 row = wave_row() + Core::stat_row(r);
+			const u8 *bits = this->mask_data().bits_of(
+				wave_row() + Core::stat_row(r), head);
 			u64 seen = 0;
 
-			if constexpr (C::MASK_DATA == MASK_DATA_INTERVALS) {
-				const DataRow of = DataRow::make(a.mask_data, seq, row, head);
-				i32 lane = lane_id() / 4 + 8 * r;
+			NO_UNROLL
+			for (int n = 0; n < TN * 2; n++) {
+				i32 byte = min_of((column >> 3) + n, last);
+				u32 x = load_memory(bits + byte * a.mask_data.bits.stride_dim);
 
-				UNROLL
-				for (int k = 0; k < HELD; k++)
-					seen |= places_before(held[k].high_of(lane) - from) &
-						~places_before(held[k].low_of(lane) - from);
-				NO_UNROLL
-				for (i32 k = HELD; k < of.n; k++) {
-					DataInterval x = of.at(k);
-
-					seen |= places_before(x.high - from) &
-						~places_before(x.low - from);
-				}
-			} else {
-				const u8 *bits = this->mask_data().bits_of(row, head);
-				i32 last = (seq.n_k - 1) >> 3;
-
-				NO_UNROLL
-				for (int n = 0; n < TN * 2; n++) {
-					i32 byte = min_of((column >> 3) + n, last);
-					u32 x = load_memory(
-						bits + byte * a.mask_data.bits.stride_dim);
-
-					seen |= (u64)(x >> Core::column(0) & 3) << 2 * n;
-				}
+				seen |= (u64)(x >> Core::column(0) & 3) << 2 * n;
 			}
 			seen_places[r] = seen;
 		}

@@ -233,6 +233,14 @@ DEV float load_shared(u32 at)
 	asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
 	return x;
 }
+DEV u32 load_shared_half(u32 at)
+{
+	u16 x;
+
+	asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+	return x;
+}
+
 DEV chunk8 load_shared_8(u32 at)
 {
 	chunk8 x;

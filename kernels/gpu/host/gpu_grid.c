@@ -111,7 +111,8 @@ static int set_dot(const struct gpu_kernel *k, const struct abi_bwd_args *a, uin
 
 	if (a->dsink && x < a->nhead_q)
 		x = a->nhead_q;
-	return set_grid(k, x, a->dsink ? 2 : 1, a->sequences.batch, x * of_block, ret_grid);
+	return set_grid(k, x + grid_orders(a), a->dsink ? 2 : 1, a->sequences.batch, x * of_block,
+			ret_grid);
 }
 
 int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void *args,
@@ -149,6 +150,18 @@ int gpu_kernel_grid(const struct gpu_kernel *kernel, uint32_t units, const void 
 		return kernel->shares ? set_shares(kernel, units, ret_grid)
 				      : set_forward(kernel, args, ret_grid);
 	}
+}
+
+int32_t gpu_kernel_order_words(const struct gpu_tile *tile, const struct abi_bwd_args *a)
+{
+	grid_int n = grid_ceil(a->sequences.seqlen_k_max, GRID_ORDER_KEYS);
+	grid_int words = (grid_int)(sizeof(struct abi_key_block) / sizeof(abi_i32)) * n *
+			 grid_order_heads(a) * a->sequences.batch;
+
+	if (!a->mask_data.intervals.data || a->mask_data.n_endpoints > GRID_ORDER_ENDPOINTS ||
+	    tile->tile_n != GRID_ORDER_KEYS || n > GRID_ORDER_MOST || words > INT32_MAX / 2)
+		return 0;
+	return (int32_t)grid_ceil(words, 4) * 4; /* d stays where 16 bytes begin */
 }
 
 /* One block for the sequences, and for page numbers as many as have one a thread. */

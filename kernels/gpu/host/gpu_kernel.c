@@ -334,6 +334,8 @@ static const char *warpgroups_misfit(const struct traits *traits, const struct g
 	if ((t->waves_m == 12) != three && !is_bare_96(traits, t))
 		return "16-bit heads up to 64, and bare ones up to 96, leave registers for three "
 		       "warpgroups";
+	if (three && t->tile_n > 64 && traits->mask_data)
+		return "three warpgroups have registers for 64 keys under a mask that is data";
 	if (three && t->tile_n > 64 &&
 	    t->tile_n != (traits->narrow || traits->op == ABI_FWD_SPLITKV ? 96 : 128))
 		return "three warpgroups have registers for 128 keys, or 96 that others widen or "
@@ -642,8 +644,6 @@ static const char *mask_data_misfit(const struct traits *traits, const struct gp
 		return "has masks that are data with 16 bits only";
 	if (traits->paged)
 		return "has masks that are data with no pages";
-	if (traits->softcap)
-		return "has masks that are data with no soft cap";
 	return traits->bias == 1 ? "has masks that are data with no bias's matrix" : NULL;
 }
 
@@ -736,7 +736,7 @@ static const char *make_backward_wgmma(const struct gpu_arch *arch, const struct
 	add_features(k, f);
 	return finish_kernel(arch, k,
 			     lds_bwd_wgmma(cut_of(arch, t)) +
-				     (traits->mask_data ? LDS_BWD_SEEN_BYTES : 0));
+				     (traits->mask_data ? lds_bwd_seen(t->tile_m, t->tile_n) : 0));
 }
 
 static const char *backward_lacks(const struct traits *traits, const struct gpu_tile *t)
@@ -793,9 +793,13 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 
 	if (why)
 		return why;
+	/* Hopper's loop takes keys in the order of intervals. */
+	if (f.mask_data == 2 || !(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+		f.mask_data = 0;
 	add_features(k, f);
 	return finish_kernel(arch, k,
-			     family == ABI_BWD_DOT_DO_O     ? t->waves_m * 4
+			     f.mask_data                    ? GRID_ORDER_LDS
+			     : family == ABI_BWD_DOT_DO_O   ? t->waves_m * 4
 			     : family == ABI_BWD_CONVERT_DQ ? lds_convert()
 			     : family == ABI_FWD_SPLITKV_COMBINE
 				     ? t->waves_m * arch->wave * GRID_COMBINE_BYTES

@@ -262,6 +262,12 @@ struct abi_appendkv_args {
 	abi_i32 *rows_kept, *rows_widened, *places;
 };
 
+/* A block that owns keys, under a mask that is intervals: which ones, and which rows see some of them. */
+struct abi_key_block {
+	abi_i32 number; /* of the sequence's blocks */
+	abi_i32 first_row, end_row;
+};
+
 /*
  * ABI_BWD_*. The three stages share one struct and one workspace:
  *   head: nsplits int32 [batch where it is deterministic in group mode, else 1], rounded up to
@@ -304,7 +310,9 @@ struct abi_bwd_args {
 	/* Above 1: so many parts has a group of heads, of as many heads one after the other, and each has sums of
 	 * dK and dV of its own, which convert_dq adds. For loops that know it alone. */
 	abi_i32 kv_parts;
-	abi_i32 reserved;
+	/* Above 0: so many words before d dot_do_o writes in which order blocks that own keys begin, lists of struct
+	 * abi_key_block, for dq_dk_dv. Its owner may write it, too: nothing in it is trusted. */
+	abi_i32 order_words;
 	float *kv_acc; /* 0: dq_dk_dv writes dK and dV */
 };
 

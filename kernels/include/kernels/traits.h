@@ -69,7 +69,7 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	  HAS(DBIAS) && abi_sums_dbias(&args->bwd))                                                \
 	X(tails, TAILS, "tails", FLAG, TRAITS_SCORES | TRAITS_IN(FWD_SPLITKV_COMBINE),             \
 	  p->hdim_v % 8 != 0 || (family != ABI_FWD_SPLITKV_COMBINE && p->hdim_q % 8 != 0))         \
-	X(mask_data, MASK_DATA, "data", KIND, TRAITS_SCORES,                                       \
+	X(mask_data, MASK_DATA, "data", KIND, TRAITS_SCORES | TRAITS_IN(BWD_DOT_DO_O),             \
 	  HAS(MASK_INTERVALS) ? 1                                                                  \
 	  : HAS(MASK_BITS)    ? 2                                                                  \
 			      : 0)                                                                    \

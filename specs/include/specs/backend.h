@@ -47,6 +47,8 @@ struct spec_pipeline {
 	/* spec_kv_parts() of such a kernel. NULL: none cuts heads. */
 	int32_t (*kv_parts)(const struct kernel_spec *spec, uint32_t units,
 			    const struct abi_bwd_args *args, double ret_us[2]);
+	/* spec_order_words() of such a kernel. NULL: none reads an order. */
+	int32_t (*order_words)(const struct kernel_spec *spec, const struct abi_bwd_args *args);
 };
 
 struct spec_backend_arch {

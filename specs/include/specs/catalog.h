@@ -62,6 +62,9 @@ void spec_dq_tile(const struct spec_catalog *catalog, const struct kernel_spec *
  */
 int32_t spec_kv_parts(const struct spec_catalog *catalog, const struct kernel_spec *spec,
 		      uint32_t units, const struct abi_bwd_args *args, double ret_us[2]);
+/* Of the order in which a dq_dk_dv kernel takes blocks of keys: see struct abi_bwd_args; 0: its own. */
+int32_t spec_order_words(const struct spec_catalog *catalog, const struct kernel_spec *spec,
+			 const struct abi_bwd_args *args);
 
 /* The profiles of ck/, each a predicate on the record with the receipt of the same name. */
 int spec_profile_count(const struct spec_catalog *catalog);

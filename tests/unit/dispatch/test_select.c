@@ -368,6 +368,61 @@ static void tall_tiles_are_for_fewer_rounds(void **state)
 	}
 }
 
+/* A device that launches stages, but refuses an order of keys if it is told to. */
+struct orderer {
+	bool refuses;
+	int32_t words; /* that the first stage was asked for last */
+};
+
+static int find_with_order(void *owner, enum abi_family family, uint32_t dtype,
+			   const union abi_args *args, struct plan_stage *stage,
+			   const char **ret_why)
+{
+	struct orderer *orderer = owner;
+
+	(void)dtype, (void)ret_why;
+	stage->launch.grid[0] = 1;
+	if (family != ABI_BWD_DOT_DO_O)
+		return 0;
+	orderer->words = args->bwd.order_words;
+	return orderer->refuses && args->bwd.order_words > 0;
+}
+
+/* 1024 keys are 8 blocks of 3 words in a list for each of 2 batch entries, or for each of their 4 heads, too. */
+static void intervals_have_an_order_of_keys(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		struct orderer orderer = {.refuses = i & 1};
+		bool by_head = i & 2, is_bits = i & 4;
+		union abi_args args[PLAN_MAX_STAGES];
+		struct fixture f;
+		int32_t words;
+
+		big_backward(&f);
+		f.problem.mask_endpoints = is_bits ? 0 : 3;
+		fixture_add(&f, is_bits ? FMHA_T_MASK_BITS : FMHA_T_MASK_INTERVALS,
+			    is_bits ? FMHA_U8 : FMHA_I32);
+		for (int axis = 0; !is_bits && !by_head && axis < 4; axis++)
+			f.problem.tensor[FMHA_T_MASK_INTERVALS].stride[axis] = (const int64_t[]){
+				3 * 1024, 0, 1024, 1}[axis];
+		offline_device(&f, "sm_90a", NULL, 132);
+		f.decree.device.find = find_with_order;
+		f.decree.device.owner = &orderer;
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[1].pipeline, "gpu_wgmma");
+		words = is_bits || orderer.refuses ? 0 : 2 * (by_head ? 4 : 1) * 8 * 3;
+		assert_int_equal(f.plan.order_words, words);
+		assert_int_equal(orderer.words, words);
+		plan_placeholder_args(&f.plan, args);
+		for (int stage = 0; stage < 2; stage++)
+			assert_int_equal(args[stage].bwd.order_words, words);
+		assert_true(f.plan.layout.d >=
+			    f.plan.workspace_head_bytes + (uint64_t)words * sizeof(abi_i32));
+		release(&f);
+	}
+}
+
 /* Whatever number of heads: their tiles have heads of one row of queries. */
 static void hopper_has_a_loop_for_chosen_latents(void **state)
 {
@@ -1509,6 +1564,28 @@ static void masks_as_data_go_with_every_head(void **state)
 	}
 }
 
+/* Neither a soft cap nor ALiBi takes a mask as data to the general loops. */
+static void masks_as_data_go_with_capped_scores(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 8; i++) {
+		bool backward = i & 1, has_slopes = i & 2, is_bits = i & 4;
+		struct fixture f;
+
+		(backward ? big_backward : big_forward)(&f);
+		f.problem.logits_soft_cap = 30;
+		f.problem.mask_endpoints = is_bits ? 0 : 3;
+		fixture_add(&f, is_bits ? FMHA_T_MASK_BITS : FMHA_T_MASK_INTERVALS,
+			    is_bits ? FMHA_U8 : FMHA_I32);
+		if (has_slopes)
+			fixture_add(&f, FMHA_T_ALIBI_SLOPES, FMHA_F32);
+		offline_device(&f, "sm_90a", NULL, 132);
+		assert_works(&f, fixture_build(&f));
+		assert_string_equal(f.plan.stages[backward].pipeline, "gpu_wgmma");
+		release(&f);
+	}
+}
+
 static void a_refusal_says_what_kernels_lack(void **state)
 {
 	const cJSON *error;
@@ -1609,6 +1686,7 @@ int main(void)
 		cmocka_unit_test(few_heads_of_keys_are_cut),
 		cmocka_unit_test(the_last_tiles_are_cut),
 		cmocka_unit_test(tall_tiles_are_for_fewer_rounds),
+		cmocka_unit_test(intervals_have_an_order_of_keys),
 		cmocka_unit_test(hopper_has_a_loop_for_latents),
 		cmocka_unit_test(hopper_has_a_loop_for_latents_of_fp8),
 		cmocka_unit_test(hopper_has_a_loop_for_wide_heads),
@@ -1644,6 +1722,7 @@ int main(void)
 		cmocka_unit_test(explains_backward_and_its_workspace),
 		cmocka_unit_test(explains_why_there_is_nothing),
 		cmocka_unit_test(masks_as_data_go_with_every_head),
+		cmocka_unit_test(masks_as_data_go_with_capped_scores),
 		cmocka_unit_test(a_refusal_says_what_kernels_lack),
 		cmocka_unit_test(explaining_refuses_bad_input),
 		cmocka_unit_test(the_work_of_stages_by_rows),

@@ -12,6 +12,7 @@
 #include <kernels/gpu_kernel.h>
 #include <kernels/gpu_peak.h>
 
+#include "core/block_order.h"
 #include "core/grid.h"
 #include "core/lds.h"
 
@@ -327,6 +328,75 @@ static void heads_in_parts_have_blocks(void **state)
 	a.kv_parts = 3;
 	a.sequences.seqlen_k_max = INT32_MAX / 40 + 1;
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 1);
+}
+
+/* Every block of every head once, those of a run of one head beside each other; the last run may be shorter. */
+static void runs_of_blocks_are_all_there(void **state)
+{
+	(void)state;
+	for (int n_x = 1; n_x < 40; n_x++)
+		for (int n_y = 1; n_y < 6; n_y++)
+			for (int run = 1; run < 50; run += 8) {
+				bool seen[40][6] = {{false}};
+				int last_x = 0, last_y = 0;
+
+				for (int i = 0; i < n_x * n_y; i++) {
+					int x, y;
+
+					order_in_runs(n_x, n_y, run, i, &x, &y);
+					assert_in_range(x, 0, n_x - 1);
+					assert_in_range(y, 0, n_y - 1);
+					assert_false(seen[x][y]);
+					seen[x][y] = true;
+					if (i > 0 && last_x % run < run - 1 && last_x < n_x - 1) {
+						assert_int_equal(x, last_x + 1);
+						assert_int_equal(y, last_y);
+					}
+					last_x = x, last_y = y;
+				}
+			}
+}
+
+/* Hopper's dot_do_o writes the order of keys, in blocks of their own before those that go by rows. */
+static void intervals_are_put_in_order(void **state)
+{
+	const struct gpu_tile dot = {GPU_DOT, 16, 16, 32, 32, 4, 1, 1};
+	const struct gpu_tile tile = {GPU_WGMMA, 64, 128, 128, 128, 8, 1, 1};
+	struct traits traits = {.dtype = ABI_BF16, .mask_data = 1};
+	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
+	struct gpu_kernel k;
+	uint32_t grid[3];
+
+	(void)state;
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 500;
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 0);
+	a.mask_data.intervals.data = &a;
+	/* 4 blocks of keys, of 3 words each, in 3 lists: 36 words; of 2 heads each 72. */
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 36);
+	a.mask_data.intervals.stride_head = 1;
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 72);
+	a.order_words = 72;
+	assert_int_equal(make("sm_90a", ABI_BWD_DOT_DO_O, &traits, &dot, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_MASK_DATA=1"));
+	assert_int_equal(k.lds_bytes, GRID_ORDER_LDS);
+	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
+	assert_int_equal(grid[0],
+			 (300 * 8 + 31) / 32 + 2); /* 16 lanes take 4 rows, of 128 threads */
+	assert_int_equal(grid[2], 3);
+	a.mask_data.n_endpoints = GRID_ORDER_ENDPOINTS + 2;
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 0);
+	a.mask_data.n_endpoints = GRID_ORDER_ENDPOINTS;
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 72);
+	a.sequences.seqlen_k_max = GRID_ORDER_MOST * GRID_ORDER_KEYS + 1;
+	assert_int_equal(gpu_kernel_order_words(&tile, &a), 0);
+	/* Bits have none, and nor has who has no such loop. */
+	assert_int_equal(make("gfx942", ABI_BWD_DOT_DO_O, &traits, &dot, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_MASK_DATA=0"));
+	traits.mask_data = 2;
+	assert_int_equal(make("sm_90a", ABI_BWD_DOT_DO_O, &traits, &dot, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_MASK_DATA=0"));
 }
 
 static void small_families_have_kernels(void **state)
@@ -838,6 +908,8 @@ int main(void)
 		cmocka_unit_test(warpgroups_sum_heads_in_a_block),
 		cmocka_unit_test(wide_heads_have_warpgroups_with_roles),
 		cmocka_unit_test(heads_in_parts_have_blocks),
+		cmocka_unit_test(runs_of_blocks_are_all_there),
+		cmocka_unit_test(intervals_are_put_in_order),
 		cmocka_unit_test(small_families_have_kernels),
 		cmocka_unit_test(appends_cover_the_rows),
 		cmocka_unit_test(decode_fills_the_lds),

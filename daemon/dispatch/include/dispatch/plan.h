@@ -131,6 +131,7 @@ struct plan {
 	int32_t dq_split_keys; /* keys that blocks or tasks of one split take; 0: not split so */
 	int32_t dq_tile_rows, dq_tile_floats; /* dq_acc in tiles, as the stage has it; 0: by rows */
 	int32_t kv_parts; /* of the heads that share keys; up to 1: dq_dk_dv writes dK and dV itself */
+	int32_t order_words; /* of the order in which dq_dk_dv takes keys, before d; 0: it has its own */
 	uint32_t append; /* stage 0 writes k_new, v_new into the cache */
 	uint32_t widens; /* the next stage writes the cache's keys as q's type into the workspace */
 	uint32_t

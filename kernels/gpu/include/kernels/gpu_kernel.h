@@ -168,4 +168,8 @@ const char *gpu_kernel_launch(const struct gpu_kernel *kernel, uint32_t units, c
 int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units,
 			 const struct abi_bwd_args *args, double ret_us[2]);
 
+/* How many words the order takes in which such a kernel's blocks begin (abi.h: order_words);
+ * 0: they have one of their own. */
+int32_t gpu_kernel_order_words(const struct gpu_tile *tile, const struct abi_bwd_args *args);
+
 #endif
