@@ -5,8 +5,8 @@
  * warp asks the copy engine for tiles of Q, K, V and a bias, and the other warps widen 8-bit
  * values, and keys that are narrower than their queries (wgmma_values.h). The other warpgroups own
  * 64 rows each. The scores of the next tile of keys and O += P V of this one run one
- * behind the other while the softmax of those scores is computed, so that the tensor cores seldom
- * wait.
+ * behind the other while the maxima of those scores are found, and the other warpgroups' while
+ * they become weights, so that the tensor cores seldom wait.
  *
  * In pages a tile of keys comes in boxes of as many rows as divide both a tile's and a page's, each
  * asked for by a lane that has looked up its page a tile ahead, of any of the loading warps: a warp
@@ -18,7 +18,8 @@
  * loading across them, one block a piece leaves the order to the hardware. A kernel of splits may
  * have the rows of all heads that share keys in a piece, row by row, where that leaves fewer of
  * them: the copy engine brings them side by side. It does so without splits, too, and writes O
- * itself then.
+ * itself then. Where the last pieces are too few for all blocks it may cut them by keys: whose part
+ * of a warp's rows comes last adds them up.
  *
  * Under a mask that is data the loading warp looks at each tile before it asks for it: those that
  * no row sees are not brought, and which ones these are only it says, beside the tile. The mask may
