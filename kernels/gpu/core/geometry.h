@@ -445,8 +445,13 @@ template <class E, bool PAGED> struct ChosenView : KeyView<E, PAGED> {
 		end = most;
 	}
 	/* The position or slot of row e; -1: there is none. */
-	METHOD i32 named(i32 e) const { return name_of(chosen_of(e)); }
-	/* Its two halves: a load, and what uses it. */
+	METHOD i32 named(i32 e) const
+	{
+		i32 x = load_memory(entries + e * stride_entry);
+
+		return x < end ? max_of(x, -1) : -1;
+	}
+	/* Its two halves, for whoever looks ahead: a load, and what uses it. */
 	METHOD i32 chosen_of(i32 e) const { return load_memory(entries + e * stride_entry); }
 	METHOD i32 name_of(i32 x) const { return x < end ? max_of(x, -1) : -1; }
 	/* What row e has to be below to be there, of rows below `last`: that, or nothing at all. */
