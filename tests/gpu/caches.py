@@ -3,14 +3,15 @@
 """16-bit queries over caches of fp8 and int8, and few rows over long ones, as a caller has them, beside the same over a cache of 16 bits,
 and FlashAttention-3 over that, on one card and in one process; and new rows on their way into such caches, beside a plain copy.
 
-    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT]
+    FMHA_BIN=... [FMHA_PEERS=...] python3 tests/gpu/caches.py [--match TEXT] [--short]
     FMHA_BIN=... python3 tests/gpu/caches.py --batches 40 [--seed N]     random batches of decodes and chunks, in graphs whose lengths change
 
 FlashAttention-3 is that of libraries.py. Of each result some rows are compared with float64 of the values that the cache stands for. Scales are powers of two;
 where a problem's kernel has the tile that the one of 16 bits has, results are bit for bit those over the widened cache, and it is said.
 Times are of CUDA graphs, taken in turns, us. Decode's time per key is the slope between 16,384 and 65,536 keys. append: what moves (new rows, codes, slots,
 positions and the tables' rows) by time, as a share of what a copy of as many bytes as the new rows have moves; and one token of each of 128
-sequences, less a kernel that does nothing.
+sequences, less a kernel that does nothing. --short: a shape or two of each kind, every type of 8 bits. A table of what was measured comes last. Heads of
+512 have a program of their own, hopper_wide.py.
 """
 import argparse
 import dataclasses
@@ -73,6 +74,12 @@ SHAPES = {
                                                        (16, 64, 64, 64, ("e4m3", "int8")))
                for keys in (16384, 65536)] + [Shape(1, 32, 8, 1, 4096, page=64), Shape(128, 32, 8, 1, 1500, page=64),
                                               Shape(16, 32, 8, 4, 8192, page=64)],
+}
+
+SHORT = {
+    "prefill": [Shape(1, 32, 8, 8192, 8192, kinds=ALL), Shape(1, 32, 8, 8192, 8192, causal=False, kinds=ALL), Shape(1, 16, 8, 8192, 8192, 256, kinds=ALL)],
+    "chunk": [Shape(4, 32, 8, 512, 16384, page=16, kinds=ALL), Shape(1, 64, 8, 2048, 16384, page=16, kinds=ALL)],
+    "decode": [Shape(16, heads, 8, 1, keys, hdim, page=64, kinds=ALL) for heads, hdim in ((32, 128), (16, 256), (64, 64)) for keys in (16384, 65536)],
 }
 
 
@@ -149,8 +156,8 @@ def flash_attention_3(p):
                           softcap=s.softcap, fa_version=3, **options)
 
 
-def measure(p):
-    """{way: us}, and how many were wrong."""
+def measure(p, by_token):
+    """{way: us}, and how many were wrong. by_token: with factors per token and head, too, where rows are many."""
     functions, notes, failed = {"16 bits": lambda i: fmha.attention(p.q, p.k, p.v, **p.options)}, [], 0
     for kind in p.s.kinds:
         factors = {f"{n}_descale": torch.tensor([scale], device="cuda") for n, scale in zip("kv", SCALES[kind])}
@@ -161,10 +168,10 @@ def measure(p):
         notes.append(f"{kind} off by {worst:.1e}{', bit for bit' if same else ''}")
         failed += not worst < 1.2e-2
         functions[kind] = attend
-        if p.s.page and p.s.dtype == torch.bfloat16 and not p.s.ones and p.s.rows > 1:
-            by_token = {name: x.expand(k.shape[0], p.s.heads_k, p.s.page).contiguous() for name, x in factors.items()}
-            attend = lambda i, k=k, v=v, by_token=by_token: fmha.attention(  # noqa: E731
-                p.q, k, v, **by_token, descale_per_page=True, descale_block_k=1, **p.options)
+        if by_token and p.s.page and p.s.dtype == torch.bfloat16 and not p.s.ones and p.s.rows > 1:
+            factors = {name: x.expand(k.shape[0], p.s.heads_k, p.s.page).contiguous() for name, x in factors.items()}
+            attend = lambda i, k=k, v=v, factors=factors: fmha.attention(  # noqa: E731
+                p.q, k, v, **factors, descale_per_page=True, descale_block_k=1, **p.options)
             worst = p.worst(attend(0), wide_k, wide_v)
             notes.append(f"by token off by {worst:.1e}")
             failed += not worst < 1.2e-2
@@ -338,67 +345,89 @@ class Append:
         return wrong
 
 
-def kinds_of_append(*words):
-    return {kind or "16 bits": Append(words[0], kind, *words[1:]) for kind in (None, "e4m3", "int8")}
+WAYS = ("16 bits", "FA3", *ALL)
 
 
-def measure_append():
+def print_table(lines):
+    """[(what, unit, {way: a number})]"""
+    print("| | unit | " + " | ".join(WAYS) + " |\n|--|--|" + "--:|" * len(WAYS))
+    for what, unit, numbers in lines:
+        print(f"| {what} | {unit} | " + " | ".join(f"{numbers[way]:.2f}" if way in numbers else "" for way in WAYS) + " |", flush=True)
+
+
+def kinds_of_append(kinds, *words):
+    return {kind or "16 bits": Append(words[0], kind, *words[1:]) for kind in (None, *kinds)}
+
+
+def measure_append(short, lines):
     """How many were wrong; those below their bars are said."""
-    failed = 0
-    for mib in (64, 256):
+    failed, kinds = 0, ALL if short else ("e4m3", "int8")
+    cases = [(shared, rope) for shared in (False, True) for rope in (False, True)][:2 if short else 4]
+    for mib in (64,) if short else (64, 256):
         tokens = (mib << 20) // (2 * HEADS_K * HDIM * 2)
         source = torch.empty(mib << 20, device="cuda", dtype=torch.uint8)
         target = torch.empty_like(source)
-        for shared in (False, True):
-            for rope in (False, True):
-                sides = kinds_of_append(tokens, shared, rope)
-                failed += sum(side.is_wrong() for side in sides.values())
-                times = compare_graphs(torch, {"copy": lambda i: target.copy_(source), **sides}, 5)
-                rate = 2 * source.numel() / times["copy"]
-                shares = {name: side.moved / times[name] / rate for name, side in sides.items()}
-                print(f"append {mib} MiB of rows, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}: copy "
-                      f"{times['copy']:.1f} us ({rate / 1e3:.0f} GB/s), " + ", ".join(
-                          f"{name} {times[name]:.1f} us ({share:.2f}{'' if share >= SHARE_BAR else ', below'})" for name, share in shares.items()),
-                      flush=True)
-    for shared in (False, True):
-        for rope in (False, True):
-            sides = kinds_of_append(128, shared, rope, True)
+        for shared, rope in cases:
+            sides = kinds_of_append(kinds, tokens, shared, rope)
             failed += sum(side.is_wrong() for side in sides.values())
-            times = compare_graphs(torch, {"nothing": lambda i: torch.cuda._sleep(0), **sides}, 100)
-            print(f"append 128 tokens, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}: nothing {times['nothing']:.2f} us, "
-                  + ", ".join(f"{name} {t - times['nothing']:.2f} us more{'' if t - times['nothing'] <= TOKEN_BAR else ' (above 3)'}"
-                              for name, t in times.items() if name != "nothing"), flush=True)
+            times = compare_graphs(torch, {"copy": lambda i: target.copy_(source), **sides}, 5)
+            rate = 2 * source.numel() / times["copy"]
+            shares = {name: side.moved / times[name] / rate for name, side in sides.items()}
+            what = f"append {mib} MiB of rows, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}"
+            print(f"{what}: copy {times['copy']:.1f} us ({rate / 1e3:.0f} GB/s), " + ", ".join(
+                f"{name} {times[name]:.1f} us ({share:.2f}{'' if share >= SHARE_BAR else ', below'})" for name, share in shares.items()), flush=True)
+            lines.append((what, "of a copy's rate", shares))
+    for shared, rope in cases:
+        sides = kinds_of_append(kinds, 128, shared, rope, True)
+        failed += sum(side.is_wrong() for side in sides.values())
+        times = compare_graphs(torch, {"nothing": lambda i: torch.cuda._sleep(0), **sides}, 100)
+        more = {name: t - times["nothing"] for name, t in times.items() if name != "nothing"}
+        what = f"append 128 tokens, pages of {PAGE} {'interleaved' if shared else 'NHD'}{', RoPE' if rope else ''}"
+        print(f"{what}: nothing {times['nothing']:.2f} us, " + ", ".join(
+            f"{name} {us:.2f} us more{'' if us <= TOKEN_BAR else ' (above 3)'}" for name, us in more.items()), flush=True)
+        lines.append((what, "us more than nothing", more))
     return failed
+
+
+def measure_shape(s, before, args, lines):
+    """(times, how many were wrong)"""
+    try:
+        times, wrong = measure(Problem(s), not args.short)
+    except Exception as error:  # noqa: BLE001: the other shapes are measured all the same
+        print(f"{s}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+        return None, 1
+    base = times["16 bits"]
+    lines.append((str(s), "of 16 bits' speed", {name: base / t for name, t in times.items()}))
+    if before and s.keys == 65536:
+        slopes = {name: t - before[name] for name, t in times.items()}
+        slopes = {name: x / slopes["16 bits"] for name, x in slopes.items()}
+        print("    a key's time, of 16 bits: " + ", ".join(f"{n} {x:.2f}" for n, x in slopes.items()), flush=True)
+        lines.append((f"{s.heads}/{s.heads_k} d{s.hdim}, 16,384 to {s.keys:,} keys", "of 16 bits' time a key", slopes))
+    return times, wrong
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="prefill, chunk, few, mixed, decode or append alone")
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--batches", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.batches:
         return check_batches(args.batches, args.seed) > 0
-    failed = 0
-    for kind, shapes in SHAPES.items():
+    failed, lines = 0, []
+    for kind, shapes in (SHORT if args.short else SHAPES).items():
         if args.match not in kind:
             continue
         before = None
         for s in shapes:
-            try:
-                times, wrong = measure(Problem(s))
-            except Exception as error:  # noqa: BLE001: the other shapes are measured all the same
-                print(f"{s}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
-                failed += 1
-                continue
+            times, wrong = measure_shape(s, before, args, lines)
             failed += wrong
-            if before and s.keys == 65536:
-                slopes = {name: t - before[name] for name, t in times.items()}
-                print("    a key's time, of 16 bits: " + ", ".join(f"{n} {x / slopes['16 bits']:.2f}" for n, x in slopes.items()), flush=True)
             before = times if s.keys == 16384 else None
             torch.cuda.empty_cache()
     if args.match in "append":
-        failed += measure_append()
+        failed += measure_append(args.short, lines)
+    print_table(lines)
     print(f"{failed} failed")
     return failed > 0
 
