@@ -186,6 +186,12 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 			      !widened);
 	expect_option(r, kernel, "DESCALE", forward && described);
 	expect_option(r, kernel, "NARROW", forward ? narrow : 0);
+	if (!r->f.plan.append || !r->f.plan.widens) { /* else it may be of either stage */
+		bool appends = kernel->family == ABI_FWD_APPENDKV, widens = r->f.plan.widens;
+
+		expect_option(r, kernel, "WIDENS", appends && widens);
+		expect_option(r, kernel, "TURNS", appends && !widens ? (int)p->rope : 0);
+	}
 	if (forward)
 		expect_option(r, kernel, "SPLIT", kernel->family == ABI_FWD_SPLITKV);
 	if (forward)
