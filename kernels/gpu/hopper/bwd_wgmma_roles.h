@@ -417,7 +417,7 @@ template <class C> struct BackwardWgmmaRoles : BackwardWgmmaBlock<C> {
 			store_turned_part(dk, dk_sums_of(at.a), at.a.hdim_q);
 	}
 	/* Where the block is is not kept while it streams. */
-	METHOD void find_place_anew() { this->locate(hidden(block_id_x())); }
+	METHOD void find_place_anew() { this->locate(hidden(block_id_x()), nullptr); }
 
 	METHOD void multiply()
 	{
