@@ -29,11 +29,12 @@
 
 static const struct cli_usage build_usage = BUILD_USAGE;
 
-/* A kernel that was asked for by name. */
+/* A kernel that was asked for by name; by a plan's name all code that the spec has. */
 struct wanted {
 	const char *name;
-	bool found;
+	bool found, is_spec;
 	struct gpu_kernel kernel;
+	struct kernel_spec spec;
 };
 
 struct build {
@@ -321,18 +322,18 @@ static int visit_wanted(struct build *build, struct compile_queue *queue,
 /* A name of `fmhactl plan` says all by itself. */
 static void find_planned(struct build *build, struct wanted *wanted)
 {
-	struct kernel_spec spec;
 	const char *arch;
 
 	gpu_kernel_make_prepare(build->asked.arch, &wanted->kernel);
 	wanted->found = strcmp(wanted->name, wanted->kernel.build.name) == 0;
 	if (wanted->found)
 		return;
-	if (spec_name_parse(build->catalog, wanted->name, &spec, NULL) != 0)
+	if (spec_name_parse(build->catalog, wanted->name, &wanted->spec, NULL) != 0)
 		return;
-	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, spec.gfx_arch);
+	arch = spec_word(build->catalog, SPEC_FIELD_gfx_arch, wanted->spec.gfx_arch);
 	wanted->found = arch && strcmp(arch, build->asked.arch) == 0 &&
-			make_kernel(build, &spec, 0, &wanted->kernel);
+			make_kernel(build, &wanted->spec, 0, &wanted->kernel);
+	wanted->is_spec = wanted->found;
 }
 
 static int find_wanted(struct build *build, struct fmha_error *err)
@@ -370,7 +371,9 @@ static int add_kernels(struct build *build, struct compile_queue *queue, struct 
 	if (build->asked.kernels.n == 0 && r == 0)
 		return build_walk(build, queue, visit_all, err);
 	for (uint32_t i = 0; i < build->asked.kernels.n && r == 0; i++)
-		r = add_kernel(build, queue, &build->wanted[i].kernel, err);
+		r = build->wanted[i].is_spec
+			    ? visit_all(build, queue, &build->wanted[i].spec, err)
+			    : add_kernel(build, queue, &build->wanted[i].kernel, err);
 	return r;
 }
 

@@ -414,6 +414,7 @@ static void fill_partials(const struct plan *plan, const struct launch_bases *ba
 		.min_seqlen_q = p->min_seqlen_q,
 		.o_parts_dtype = ABI_F32,
 		.o_dtype = (abi_i32)p->o.dtype,
+		.in_order = p->split_size > 0, /* as fmha/base.h promises */
 	};
 }
 

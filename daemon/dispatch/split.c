@@ -442,9 +442,10 @@ static void choose_rest(const struct fmha_problem *p, const struct split_device 
 	double round = warpgroup_us(p, 0, 1, device), least = round,
 	       whole = (double)(tiles / units);
 
-	if (tiles < units || left == 0 || p->mask != FMHA_MASK_NONE || p->mode == FMHA_GROUP ||
-	    is_uneven(p) || p->logits_soft_cap > 0 || !REST_HDIM(p->hdim_v) || plan_paged(p) ||
-	    fmha_dtype_bytes(p->q.dtype) != 2 || p->k.dtype != p->q.dtype)
+	if (p->n_splits == 1 || tiles < units || left == 0 || p->mask != FMHA_MASK_NONE ||
+	    p->mode == FMHA_GROUP || is_uneven(p) || p->logits_soft_cap > 0 ||
+	    !REST_HDIM(p->hdim_v) || plan_paged(p) || fmha_dtype_bytes(p->q.dtype) != 2 ||
+	    p->k.dtype != p->q.dtype)
 		return;
 	for (int64_t n = 2;
 	     n <= REST_SPLITS && n * left <= units && n * MIN_SPLIT_KEYS <= p->seqlen_k; n++) {

@@ -22,14 +22,14 @@ enum { FLASH, ROWS, TILE, DECODE, LATENT, N_PIPELINES };
 
 static const struct spec_pipeline pipelines[N_PIPELINES] = {
 	[FLASH] = {"cpu_flash", SPEC_IN_MEMORY | SPEC_PACKS_KEYS | SPEC_MASK_DATA | SPEC_V_IN_K,
-		   NULL, NULL},
-	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL, NULL},
-	[TILE] = {"cpu_tile", SPEC_IN_MEMORY | SPEC_MASK_DATA, NULL, NULL},
-	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL, NULL},
+		   NULL, NULL, NULL},
+	[ROWS] = {"cpu_rows", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL, NULL, NULL},
+	[TILE] = {"cpu_tile", SPEC_IN_MEMORY | SPEC_MASK_DATA, NULL, NULL, NULL},
+	[DECODE] = {"cpu_decode", SPEC_IN_MEMORY | SPEC_V_IN_K, NULL, NULL, NULL},
 	[LATENT] = {"cpu_latent",
 		    SPEC_IN_MEMORY | SPEC_V_IN_K | SPEC_CHOSEN | SPEC_LATENT_FP8 |
 			    SPEC_LATENTS_ONLY,
-		    NULL, NULL},
+		    NULL, NULL, NULL},
 };
 
 /* warp_m x warp_n x warp_k: the matrix multiply's register tile and the steps of an instruction. */

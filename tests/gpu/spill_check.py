@@ -71,7 +71,9 @@ def kernel_of(lib, name):
     if "chosen" in words:
         options.update(topk=2)
     if family == abi.FWD_APPENDKV:
-        args = Append(page=16 if "paged" in words else 0).args
+        ropes = {"turns": abi.ROPE_INTERLEAVED, "turns2": abi.ROPE_HALF_ROTATED}
+        more = dict(widens=1, dtype=options["dtype"], new_dtype=abi.BF16) if "widens" in words else {}
+        args = Append(page=16 if "paged" in words else 0, rope=next((ropes[w] for w in words if w in ropes), abi.ROPE_NONE), **more).args
     elif p["family"].startswith("bwd"):
         options.update(acc=2 if "split" in words else 0)  # sums of dQ in splits, for what is deterministic
         args = Backward(None, **{k: v for k, v in options.items() if k != "descale"}).bwd

@@ -536,7 +536,7 @@ FASTEST = [
     ("forward", "4 16 16 4096 4096 128", "t128x128"),
     ("forward", "16 16 16 512 512 128", "t128x128"),
     ("forward", "2 8 8 4096 4096 256", "t128x80"),
-    ("backward", "4 16 16 4096 4096 64", "t64x128"),
+    ("backward", "4 16 16 4096 4096 64", "t128x128"),
     ("backward", "4 16 16 4096 4096 128", "t64x128"),
     ("backward", "2 8 8 4096 4096 256", "t64x64"),
     ("forward", "16 32 8 1 8192 128", "t16x64"),
@@ -590,7 +590,7 @@ def test_plan_has_warpgroups_for_features(fmhactl, options, kernel):
     ("gfx1100", "backward", "gpu_wmma", "gpu_amd", "tensor.mask_intervals: this loop does not read it"),
     ("sm_90a", "forward", "gpu_wgmma", "gpu_mma", "tensor.mask_intervals: this loop does not read it"),  # decode's
     ("sm_90a", "backward", "gpu_wgmma", "gpu_mma", ""),
-    ("sm_90a", "forward --softcap 20", "gpu_mma", "gpu_wgmma", "has masks that are data with no soft cap"),
+    ("sm_90a", "forward --softcap 20", "gpu_wgmma", "gpu_mma", ""),
     ("sm_90a", "forward --bias", "gpu_mma", "gpu_wgmma", "has masks that are data with no bias's matrix"),
     ("sm_90a", "backward --dropout 0.1", "gpu_mma", "gpu_wgmma", "has masks that are data with no dropout"),
     ("sm_90a", "backward --hdim 256", "gpu_mma", "gpu_wgmma", "has masks that are data with heads up to 128"),

@@ -238,7 +238,7 @@ def _segments(segments, words):
 
 def _keys_alone(padding, rows, keys):
     """Each row sees all keys in use."""
-    used = padding.shape[1]
+    batch, used = padding.shape
     at = torch.nn.functional.pad(padding, (0, keys - used)).flatten().nonzero().flatten()
     lengths = padding.sum(-1, dtype=torch.int32)
     cu_q = torch.arange(0, (batch + 1) * rows, rows, dtype=torch.int32, device=padding.device)

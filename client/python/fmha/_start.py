@@ -88,28 +88,29 @@ def _answers(socket) -> bool:
     return True
 
 
-def _has_ended(keeper) -> bool:
-    """Whether the keeper's daemon has: the shell, which reads, leaves it a zombie, so that its number is nobody else's."""
-    if keeper.poll() is not None:
-        return True
+def _children(pid) -> list[str] | None:
+    """States of a process's children, as /proc has them; None where this kernel does not say."""
     try:
-        children = pathlib.Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
-        states = [pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in children]
-    except OSError:  # a kernel without it: the time that is allowed passes
-        return False
-    return bool(states) and all(state == "Z" for state in states)
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in children]
+    except OSError:
+        return None
 
 
 def _wait(keeper, socket, log, timeout):
-    until = time.monotonic() + timeout
+    until, had_child = time.monotonic() + timeout, False
     while True:
         try:
             Client(socket, timeout=max(0.1, until - time.monotonic())).close()
             return
         except UnreachableError:
-            if _has_ended(keeper) or time.monotonic() > until:
-                keeper.stdin.close()
+            # The shell, which reads, leaves an ended daemon a zombie (dash), or nothing (bash).
+            states = _children(keeper.pid)
+            ended = keeper.poll() is not None or (states == [] and had_child) or (bool(states) and set(states) == {"Z"})
+            had_child = had_child or bool(states)
+            if ended or time.monotonic() > until:
                 told = log.read_text(errors="replace").strip().splitlines()[-3:]
+                keeper.stdin.close()  # and the folder goes, with the log
                 raise UnreachableError("ECONN", "fmhad did not start: " + "; ".join(told)) from None
         time.sleep(0.02)
 

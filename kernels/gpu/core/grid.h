@@ -217,7 +217,7 @@ GRID_FN int grid_combine_waves(const struct abi_combine_args *a, int wave, int w
 	grid_int rows = grid_combine_rows(a) * a->nhead_q;
 	int n = 1;
 
-	if (a->n_splits <= GRID_PARTS_AT_ONCE || rows >= GRID_COMBINE_ROUND)
+	if (a->in_order || a->n_splits <= GRID_PARTS_AT_ONCE || rows >= GRID_COMBINE_ROUND)
 		return 1;
 	rows *= a->sequences.batch;
 	rows = a->hdim_v > 8 * wave ? 4 * rows : a->hdim_v > 4 * wave ? 2 * rows : rows;

@@ -2,8 +2,9 @@
 /*
  * combine.h: merge of partial results, O = sum_s w_s O_s with w_s = exp(LSE_s - LSE). A wave a row,
  * or a piece of a wide one, or, of many parts and few rows, all waves of a block, each with every
- * so-manieth part. The order of all sums follows from the numbers of parts and rows alone, so that
- * the result does not depend on the launch.
+ * so-manieth part. The order of all sums follows from the numbers of parts and rows alone, of all
+ * sequences together, so that the result does not depend on the launch; in_order from nothing, so
+ * that it does not depend on the batch either.
  *
  * What it waits for is memory: a lane takes four neighbours of a part, and several parts at once.
  * Of more parts than a few some may be empty, where they are shares of uneven rows: what these hold

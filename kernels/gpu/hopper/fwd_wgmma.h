@@ -126,6 +126,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED && !C::SPLIT),
 		      "the loading warps say which tiles are walked");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
+	static_assert(!C::SPLIT || !HAS_BIAS, "pass_by() leaves a bias where it lies");
 
 	/* Registers of a thread. All warpgroups together have those that the block was launched
 	 * with, as many for each, a multiple of 8: who asks for more waits for ever. */

@@ -221,6 +221,7 @@ struct abi_combine_args {
 	abi_i32 min_seqlen_q;
 	abi_i32 o_parts_dtype, o_dtype;
 	abi_i32 few_rows; /* that most sequences have at most; 0: they are like the longest one */
+	abi_i32 in_order; /* 1: a row's parts are added one by one, whatever else is merged */
 };
 
 /* ABI_FWD_APPENDKV: row i of k_new goes to position seqlen_k[b] + i of the cache, rotated there;

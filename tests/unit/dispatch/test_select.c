@@ -289,14 +289,15 @@ static void the_last_tiles_are_cut(void **state)
 	static const struct {
 		int32_t rows, heads;
 		enum fmha_mask mask;
-		int32_t splits;
-	} cases[] = {{5000, 20, FMHA_MASK_NONE, 8},
-		     {5000, 20, FMHA_MASK_BOTTOM_RIGHT, 0},
-		     {33 * 128, 20, FMHA_MASK_NONE, 0},
-		     {2048, 4, FMHA_MASK_NONE, 0}};
+		int32_t asked, splits;
+	} cases[] = {{5000, 20, FMHA_MASK_NONE, 0, 8},
+		     {5000, 20, FMHA_MASK_NONE, 1, 0},
+		     {5000, 20, FMHA_MASK_BOTTOM_RIGHT, 0, 0},
+		     {33 * 128, 20, FMHA_MASK_NONE, 0, 0},
+		     {2048, 4, FMHA_MASK_NONE, 0, 0}};
 
 	(void)state;
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; i < 5; i++) {
 		union abi_args args[PLAN_MAX_STAGES];
 		const struct launch_record *launch;
 		struct fixture f;
@@ -305,6 +306,7 @@ static void the_last_tiles_are_cut(void **state)
 		f.problem.batch = 1;
 		f.problem.nhead_q = cases[i].heads;
 		f.problem.seqlen_q = f.problem.seqlen_k = cases[i].rows;
+		f.problem.n_splits = cases[i].asked;
 		f.problem.mask = cases[i].mask;
 		if (cases[i].mask != FMHA_MASK_NONE)
 			f.problem.window_right = 0;

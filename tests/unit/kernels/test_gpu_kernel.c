@@ -684,6 +684,27 @@ static void merges_of_many_parts_share_a_row(void **state)
 	assert_int_equal(grid_combine_waves(&combine, 32, 16), 1);
 	combine.sequences.batch = 26;
 	assert_int_equal(grid_combine_waves(&combine, 32, 16), 2);
+	/* Where the order has to be the same in any batch, whatever the number of parts: one. */
+	combine.in_order = 1;
+	for (combine.sequences.batch = 1; combine.sequences.batch <= 64;
+	     combine.sequences.batch *= 8)
+		for (combine.n_splits = 1; combine.n_splits <= 1024; combine.n_splits *= 4)
+			assert_int_equal(grid_combine_waves(&combine, 32, 16), 1);
+}
+
+/* Of 800 tiles on 132 blocks the last 8 are cut, where there is room for all of their parts and a whole round before. */
+static void pieces_are_cut_where_parts_have_room(void **state)
+{
+	struct abi_rest rest = {.n_splits = 8, .n_parts = 64};
+
+	(void)state;
+	assert_int_equal(grid_whole_pieces(&rest, 800, 132), 792);
+	assert_int_equal(grid_whole_pieces(&rest, 792, 132), 792);
+	assert_int_equal(grid_whole_pieces(&rest, 100, 132), 100);
+	rest.n_parts = 63;
+	assert_int_equal(grid_whole_pieces(&rest, 800, 132), 800);
+	rest = (struct abi_rest){.n_parts = 64};
+	assert_int_equal(grid_whole_pieces(&rest, 800, 132), 800);
 }
 
 /* Its blocks may begin while the stage before still runs: whose kernel waits for that itself. */
@@ -919,6 +940,7 @@ int main(void)
 		cmocka_unit_test(decode_takes_keys_of_8_bits),
 		cmocka_unit_test(integers_are_narrow),
 		cmocka_unit_test(merges_of_many_parts_share_a_row),
+		cmocka_unit_test(pieces_are_cut_where_parts_have_room),
 		cmocka_unit_test(what_waits_overlaps),
 		cmocka_unit_test(warpgroups_fit_or_are_refused),
 		cmocka_unit_test(amd_loops_multiply_e4m3),

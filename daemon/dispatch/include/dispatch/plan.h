@@ -118,8 +118,9 @@ struct plan {
 	uint64_t workspace_bytes;      /* of any run at most */
 	uint64_t workspace_head_bytes; /* backward: the part that the host prepares */
 	uint64_t dq_acc_bytes;         /* likewise at most; 0: dq_dk_dv writes dQ itself */
-	uint32_t workspace_zero;       /* 1: dq_acc must be zeroed before every run, as far as the
-					* run needs it; the stage's record says the most */
+	uint32_t workspace_zero;       /* 1: dq_acc, or the counters of parts of the last tiles,
+					* must be zeroed before every run, as far as the run
+					* needs them; the stage's record says the most */
 	int32_t n_splits, split_size;  /* forward: what the planner chose; n_splits 0: not split */
 	bool shares;                   /* blocks cut by themselves, into parts of any size */
 	int32_t rest_splits, rest_parts; /* unsplit: of the last tiles; 0: they are whole */
