@@ -130,6 +130,14 @@ def test_build_takes_kernels_by_either_name(tmp_path):
         assert built.stderr == f"fmhactl build: --kernel {wrong[:120]}: gfx942 has no such kernel; --list names them\n"
 
 
+def test_a_plans_append_is_built_with_all_its_code():
+    """Its name does not say how rows turn, which is other code."""
+    plan = fmhactl("plan", "append", "--arch", "sm_90a", "--rope", "half")
+    planned = re.search(r"^stage 1 +(fwd_appendkv\S+)$", plan.stdout, re.M).group(1)
+    listed = fmhactl("build", "--arch", "sm_90a", "--list", "--kernel", planned).stdout.split()
+    assert [name.rpartition("_b7")[2] for name in listed] == ["", "_turns", "_turns2"]
+
+
 def test_build_from_a_warm_cache_is_quick(tmp_path):
     arguments = ["build", "--arch", "gfx942", "--profile", "flash_bwd", *quick_clang(tmp_path)]
     (tmp_path / "clang").write_text(PASSES_ON.replace("#!/bin/sh", f"#!/bin/sh\necho >>{tmp_path}/started"))
