@@ -47,7 +47,7 @@ struct cli_value {
 	}
 #define CLI_RANGE(kind, type, member, least, most)                                                 \
 	{                                                                                          \
-		CLI_##kind, offsetof(type, member), least, most                                    \
+		CLI_##kind, offsetof(type, member), (double)(least), (double)(most)                \
 	}
 
 struct cli_option {
