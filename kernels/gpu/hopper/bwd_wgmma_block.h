@@ -656,17 +656,8 @@ template <class C> struct BackwardWgmmaBlock {
 	/* D^T of the warpgroup's keys: keys x the tile's columns. */
 	template <int STEPS> METHOD static void start_scores(Scores &s, u32 keys, u32 queries)
 	{
-		u64 a = wgmma_descriptor(keys, 0), b = wgmma_descriptor(queries, 0);
-		const int IN_SLAB = SLAB_COLUMNS / 16;
-
-		settle(s.t[0]);
-		wgmma_begin();
-		UNROLL
-		for (int i = 0; i < STEPS; i++)
-			Wgmma<Element, TN>::along(
-				s.t[0], a + i / IN_SLAB * (K_SLAB >> 4) + i % IN_SLAB * STEP_ALONG,
-				b + i / IN_SLAB * (Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
-		wgmma_commit();
+		start_along<Element, STEPS, K_SLAB, Q_SLAB>(s.t[0], wgmma_descriptor(keys, 0),
+							    wgmma_descriptor(queries, 0));
 	}
 	METHOD u32 own_keys(u32 tile) const
 	{

@@ -77,19 +77,8 @@ template <class C> struct BackwardWgmmaRoles : BackwardWgmmaBlock<C> {
 
 	template <int STEPS> METHOD static void start_rows(Rows &s, u32 queries, u32 keys)
 	{
-		u64 a = wgmma_descriptor(queries, 0), b = wgmma_descriptor(keys, 0);
-		const int IN_SLAB = SLAB_COLUMNS / 16;
-
-		settle(s.t[0]);
-		wgmma_begin();
-		UNROLL
-		for (int i = 0; i < STEPS; i++)
-			Wgmma<Element, KEYS>::along(
-				s.t[0],
-				a + i / IN_SLAB * (Block::Q_SLAB >> 4) + i % IN_SLAB * STEP_ALONG,
-				b + i / IN_SLAB * (Block::K_SLAB >> 4) + i % IN_SLAB * STEP_ALONG,
-				i > 0);
-		wgmma_commit();
+		start_along<Element, STEPS, Block::Q_SLAB, Block::K_SLAB>(
+			s.t[0], wgmma_descriptor(queries, 0), wgmma_descriptor(keys, 0));
 	}
 	METHOD void start_s(Rows &s, const Step &step) const
 	{

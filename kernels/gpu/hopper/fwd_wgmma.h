@@ -1126,16 +1126,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		/* Hidden, since what is found ahead of the loop is not in uniform registers. */
 		u64 q = wgmma_descriptor(q_tile(hidden(q_stage)) + warpgroup() * slab_bytes(64), 0);
 		u64 k = wgmma_descriptor(k_tile(k_stage), 0);
-		const int STEP = 32 / ELEMENT, STEPS = SLAB_WIDTH / 32; /* dimensions; of a slab */
 
-		settle(s.t[0]);
-		wgmma_begin();
-		UNROLL
-		for (int i = 0; i < C::HDIM_Q / STEP; i++)
-			Wgmma<Element, TN>::along(
-				s.t[0], q + i / STEPS * (Q_SLAB >> 4) + i % STEPS * STEP_ALONG,
-				k + i / STEPS * (K_SLAB >> 4) + i % STEPS * STEP_ALONG, i > 0);
-		wgmma_commit();
+		start_along<Element, C::HDIM_Q * ELEMENT / 32, Q_SLAB, K_SLAB>(s.t[0], q, k);
 	}
 
 	METHOD void start_output(const Weights &p, i32 stage)

@@ -168,6 +168,23 @@ WGMMA_ALL(16, "256", "%128", "%129", "%130", "%131", "%132", "%133")
 #undef WGMMA_ALL
 #undef WGMMA
 
+/* D = A B^T, of the warpgroup's 64 rows of A, in STEPS of 32 bytes along the rows of both; slabs of
+ * A and of B are so many bytes. Under way when this returns. */
+template <class T, int STEPS, int A_SLAB, int B_SLAB, class Acc, int TILES>
+DEV void start_along(Acc (&d)[TILES], u64 a, u64 b)
+{
+	const int IN_SLAB = SLAB_WIDTH / 32;
+
+	settle(d);
+	wgmma_begin();
+	UNROLL
+	for (int i = 0; i < STEPS; i++)
+		Wgmma<T, TILES>::along(
+			d, a + i / IN_SLAB * (A_SLAB >> 4) + i % IN_SLAB * STEP_ALONG,
+			b + i / IN_SLAB * (B_SLAB >> 4) + i % IN_SLAB * STEP_ALONG, i > 0);
+	wgmma_commit();
+}
+
 /* Four words of four neighbouring lanes, turned: lane c has what word c of each was. */
 DEV void turn_words(u32 (&x)[4], i32 lane)
 {
