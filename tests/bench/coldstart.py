@@ -57,12 +57,6 @@ def ask(folder, compiler, n):
         return took, compilers_seconds(daemon.pid), compile_state["built"], failed, arch
 
 
-def write_pack(cache, arch, pack):
-    """Builds nothing that is not there: no kernel has that head dim, and what any arch needs is."""
-    subprocess.run([fmhad.find_program("fmhactl"), "build", "--arch", arch, "--cache", cache, "--filter", "hdim_q == 7",
-                    "--pack", pack], stdout=subprocess.DEVNULL, check=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=8)
@@ -78,7 +72,7 @@ def main():
             ("pack", {"cache": str(folder / "own"), "layer": pack}),
         ):
             if title == "pack":
-                write_pack(cache, arch, pack)
+                fmhad.write_pack(cache, arch, pack)
             took, cpu, built, failed, arch = ask(folder, compiler, options.processes)
             bad += failed or (built > 0) != (title == "empty")
             wanted = cpu / os.cpu_count() + SLACK_S if built else WARM_S

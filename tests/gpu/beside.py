@@ -290,23 +290,16 @@ def first_call_of(number, way, **environment):
     return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else done.stderr[-200:]
 
 
-def write_pack(cache, pack):
-    """What a cache has, as it is shipped; builds nothing, since no kernel has that head dim."""
-    major, minor = torch.cuda.get_device_capability()
-    subprocess.run([fmhad.find_program("fmhactl"), "build", "--arch", f"sm_{major}{minor}a", "--cache", cache,
-                    "--filter", "hdim_q == 7", "--pack", pack, "--library-path", os.environ.get("LD_LIBRARY_PATH", "/usr/lib")],
-                   stdout=subprocess.DEVNULL, check=True)
-
-
 def first_calls(match):
     print("first call, s, cold | again from the cache | from a pack")
+    major, minor = torch.cuda.get_device_capability()
     for number, c in enumerate(FIRST):
         if match not in str(c):
             continue
         with tempfile.TemporaryDirectory() as folder:
             cache, own, pack, theirs = (os.path.join(folder, name) for name in ("cache", "own", "pack", "theirs"))
             ours_said = [first_call_of(number, "ours", FMHA_FIRST_CACHE=cache) for _ in range(2)]
-            write_pack(cache, pack)
+            fmhad.write_pack(cache, f"sm_{major}{minor}a", pack)
             ours_said.append(first_call_of(number, "ours", FMHA_FIRST_CACHE=own, FMHA_FIRST_PACK=pack))
             print(f"{c}: ours {' | '.join(ours_said)}, FA4 {first_call_of(number, 'FA4', FLASH_ATTENTION_CUTE_DSL_CACHE_DIR=theirs)}",
                   flush=True)

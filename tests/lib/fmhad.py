@@ -31,6 +31,12 @@ def find_program(name):
     return min(found, key=lambda path: len(path.parts))
 
 
+def write_pack(cache, arch, pack):
+    """What a cache has, as it is shipped. Builds nothing that is not there: no kernel has that head dim, and what any arch needs is."""
+    subprocess.run([find_program("fmhactl"), "build", "--arch", arch, "--cache", cache, "--filter", "hdim_q == 7", "--pack", pack,
+                    "--library-path", os.environ.get("LD_LIBRARY_PATH") or "/usr/lib"], stdout=subprocess.DEVNULL, check=True)
+
+
 def until(condition, timeout=60.0, pause=0.005):
     """Waits for a condition and returns what it returned last, true or not. Only what never comes takes the whole time,
     so that a busy machine fails no test."""

@@ -338,6 +338,24 @@ static void uneven_rows_are_shared(void **state)
 	assert_false(split.shares);
 }
 
+/* One row of each sequence, over latents in pages. */
+static void init_latents(struct fixture *f, int32_t batch, int32_t heads, int32_t keys)
+{
+	fixture_init(f, FMHA_FORWARD, FMHA_BATCH);
+	make_decode(f);
+	f->problem.v_in_k = 1;
+	f->problem.hdim_q = 576;
+	f->problem.hdim_v = 512;
+	f->problem.batch = batch;
+	f->problem.nhead_k = 1;
+	f->problem.nhead_q = heads;
+	f->problem.seqlen_q = 1;
+	f->problem.seqlen_k = keys;
+	f->problem.page_size = 64;
+	f->problem.q.dtype = f->problem.k.dtype = f->problem.v.dtype = FMHA_BF16;
+	fixture_add(f, FMHA_T_SEQLEN_K, FMHA_I32);
+}
+
 /* The fastest of those measured (split.c), also where lengths are not known. */
 static void latents_are_split_as_one_block_a_unit(void **state)
 {
@@ -354,19 +372,7 @@ static void latents_are_split_as_one_block_a_unit(void **state)
 		struct split_choice split;
 		struct fixture f;
 
-		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
-		make_decode(&f);
-		f.problem.v_in_k = 1;
-		f.problem.hdim_q = 576;
-		f.problem.hdim_v = 512;
-		f.problem.batch = cases[i].batch;
-		f.problem.nhead_k = 1;
-		f.problem.nhead_q = cases[i].heads;
-		f.problem.seqlen_q = 1;
-		f.problem.seqlen_k = cases[i].keys;
-		f.problem.page_size = 64;
-		f.problem.q.dtype = f.problem.k.dtype = f.problem.v.dtype = FMHA_BF16;
-		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
+		init_latents(&f, cases[i].batch, cases[i].heads, cases[i].keys);
 		split_choose(&f.problem, &h200, &split);
 		assert_false(split.shares);
 		assert_int_equal(split.n, cases[i].n_splits);
@@ -393,22 +399,10 @@ static void latents_of_fp8_are_split_by_tiles(void **state)
 		struct split_choice split;
 		struct fixture f;
 
-		fixture_init(&f, FMHA_FORWARD, FMHA_BATCH);
-		make_decode(&f);
-		f.problem.v_in_k = 1;
+		init_latents(&f, cases[i].batch, cases[i].heads, cases[i].keys);
 		f.problem.kv_layout = FMHA_KV_LATENT_FP8;
-		f.problem.hdim_q = 576;
-		f.problem.hdim_v = 512;
-		f.problem.batch = cases[i].batch;
-		f.problem.nhead_k = 1;
-		f.problem.nhead_q = cases[i].heads;
-		f.problem.seqlen_q = 1;
-		f.problem.seqlen_k = cases[i].keys;
 		f.problem.topk = cases[i].topk;
-		f.problem.page_size = 64;
-		f.problem.q.dtype = FMHA_BF16;
 		f.problem.k.dtype = FMHA_E4M3;
-		fixture_add(&f, FMHA_T_SEQLEN_K, FMHA_I32);
 		split_choose(&f.problem, &h200, &split);
 		assert_false(split.shares);
 		assert_int_equal(split.n, cases[i].n_splits);

@@ -178,21 +178,30 @@ static void masks_as_data_go_with_every_head(void **state)
 		}
 }
 
+/* 3 sequences of 300 queries and 500 keys, of 2 heads of keys. */
+static struct abi_bwd_args gradients_of(int32_t nhead_q, int32_t hdim_q, int32_t hdim_v)
+{
+	struct abi_bwd_args a = {
+		.nhead_q = nhead_q, .nhead_k = 2, .hdim_q = hdim_q, .hdim_v = hdim_v};
+
+	a.sequences.batch = 3;
+	a.sequences.seqlen_q_max = 300;
+	a.sequences.seqlen_k_max = 500;
+	return a;
+}
+
 static void backward_covers_keys_and_rows(void **state)
 {
 	static const struct gpu_tile tiles[] = {{GPU_MMA, 64, 64, 128, 128, 4, 1, 2},
 						{GPU_MFMA, 32, 64, 128, 128, 4, 1, 1},
 						{GPU_WMMA, 16, 64, 128, 128, 4, 1, 1}};
 	static const char *const archs[] = {"sm_90a", "gfx942", "gfx1100"};
-	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
+	struct abi_bwd_args a = gradients_of(8, 128, 128);
 	struct traits acc = {.dtype = ABI_BF16, .dq_acc = 1};
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
 	(void)state;
-	a.sequences.batch = 3;
-	a.sequences.seqlen_q_max = 300;
-	a.sequences.seqlen_k_max = 500;
 	for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
 		assert_int_equal(make(archs[i], ABI_BWD_DQ_DK_DV, &bf16, &tiles[i], &k), 0);
 		assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
@@ -210,14 +219,11 @@ static void a_bias_that_repeats_has_blocks_for_its_gradient(void **state)
 {
 	const struct gpu_tile tile = {GPU_MMA, 32, 128, 64, 64, 4, 1, 2};
 	struct traits traits = {.dtype = ABI_BF16, .bias = 1};
-	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 64, .hdim_v = 64};
+	struct abi_bwd_args a = gradients_of(8, 64, 64);
 	uint32_t plain[3], summed[3];
 	struct gpu_kernel k;
 
 	(void)state;
-	a.sequences.batch = 3;
-	a.sequences.seqlen_q_max = 300;
-	a.sequences.seqlen_k_max = 500;
 	a.bias.data = a.dbias.data = &a;
 	a.dbias.stride_dim = 1, a.dbias.stride_seq = 500, a.dbias.stride_head = 150000;
 	a.dbias.stride_batch = 1200000;
@@ -245,14 +251,11 @@ static void warpgroups_sum_heads_in_a_block(void **state)
 	const struct gpu_tile tile = {GPU_WGMMA, 64, 128, 128, 128, 8, 1, 1};
 	const struct gpu_tile wide = {GPU_WGMMA, 64, 128, 256, 256, 8, 1, 1};
 	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
-	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
+	struct abi_bwd_args a = gradients_of(8, 128, 128);
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
 	(void)state;
-	a.sequences.batch = 3;
-	a.sequences.seqlen_q_max = 300;
-	a.sequences.seqlen_k_max = 500;
 	assert_int_equal(make("sm_90a", ABI_BWD_DQ_DK_DV, &bf16, &tile, &k), 0);
 	assert_int_equal(k.block[0], 384);
 	assert_int_equal(gpu_kernel_grid(&k, 132, &a, grid), 0);
@@ -301,13 +304,11 @@ static void heads_in_parts_have_blocks(void **state)
 {
 	const struct gpu_tile tile = {GPU_WGMMA, 64, 96, 192, 128, 12, 1, 1};
 	const struct gpu_tile convert = {GPU_CONVERT, 16, 16, 32, 32, 4, 1, 1};
-	struct abi_bwd_args a = {.nhead_q = 12, .nhead_k = 2, .hdim_q = 192, .hdim_v = 128};
+	struct abi_bwd_args a = gradients_of(12, 192, 128);
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
 	(void)state;
-	a.sequences.batch = 3;
-	a.sequences.seqlen_q_max = 300;
 	a.sequences.seqlen_k_max = 501;
 	a.dq_tile_rows = 64;
 	a.dq_tile_floats = 64 * 192 + 64;
@@ -363,14 +364,11 @@ static void intervals_are_put_in_order(void **state)
 	const struct gpu_tile dot = {GPU_DOT, 16, 16, 32, 32, 4, 1, 1};
 	const struct gpu_tile tile = {GPU_WGMMA, 64, 128, 128, 128, 8, 1, 1};
 	struct traits traits = {.dtype = ABI_BF16, .mask_data = 1};
-	struct abi_bwd_args a = {.nhead_q = 8, .nhead_k = 2, .hdim_q = 128, .hdim_v = 128};
+	struct abi_bwd_args a = gradients_of(8, 128, 128);
 	struct gpu_kernel k;
 	uint32_t grid[3];
 
 	(void)state;
-	a.sequences.batch = 3;
-	a.sequences.seqlen_q_max = 300;
-	a.sequences.seqlen_k_max = 500;
 	assert_int_equal(gpu_kernel_order_words(&tile, &a), 0);
 	a.mask_data.intervals.data = &a;
 	/* 4 blocks of keys, of 3 words each, in 3 lists: 36 words; of 2 heads each 72. */
