@@ -115,7 +115,20 @@ with torch.autocast("cpu", torch.bfloat16):
     assert cp.attention(q, k, v).dtype == torch.bfloat16
 mesh = dist.device_mesh.init_device_mesh("cpu", (n,)) if hasattr(dist, "device_mesh") else None
 assert torch.equal(cp.attention(q, k, v, causal=True, group=mesh), cp.attention(q, k, v, causal=True))
+del mesh
 dist.barrier()
+
+import weakref
+held, group = [cp.attention(q, k, v, cp_comm_type=kind) for kind in ("all_gather", "a2a", "p2p")], weakref.ref(dist.group.WORLD)
+dist.destroy_process_group()
+assert group() is None  # a group that graphs kept would end the process with it, now and then: its threads are not waited for
+for o in held:
+    try:
+        o.sum().backward()
+    except fmha.FmhaError as error:
+        assert error.field == "group", error
+    else:
+        raise AssertionError("a group that is no more: not refused")
 print("good", rank)
 """
 

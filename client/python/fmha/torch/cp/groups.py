@@ -6,6 +6,7 @@ Rows are a tensor's first dimension here. Ranks may have different numbers of ro
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -17,11 +18,19 @@ from ..._lib import invalid
 
 
 class Group(NamedTuple):
-    """Some ranks, of which this process is one. handle: torch's ProcessGroup; None: this process alone."""
+    """Some ranks, of which this process is one. reference: of torch's ProcessGroup; None: this process alone. It is weak: graphs keep
+    Groups for as long as a loss lives, and gloo's threads end a process whose group outlived destroy_process_group()."""
 
-    handle: dist.ProcessGroup | None
+    reference: weakref.ref | None
     rank: int
     size: int
+
+    @property
+    def handle(self) -> dist.ProcessGroup | None:
+        handle = self.reference() if self.reference else None
+        if self.reference and handle is None:
+            raise invalid("the group has been destroyed", "group")
+        return handle
 
     def peer(self, step: int) -> int:
         """The global rank of who comes @step behind this one, in a ring."""
@@ -40,7 +49,7 @@ def group_of(handle) -> Group:
     rank = dist.get_rank(handle)
     if rank < 0:
         raise invalid("this process is not in the group", "group")
-    return Group(handle, rank, dist.get_world_size(handle))
+    return Group(weakref.ref(handle), rank, dist.get_world_size(handle))
 
 
 class _Done:
