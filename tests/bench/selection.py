@@ -3,7 +3,7 @@
 """How good is the choice of kernels? Chosen against the best of all candidates, on problems drawn by a
 rule (selection_shapes.py).
 
-    tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460
+    tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460 [--dtype e4m3]
     tests/bench/selection.py measure --backend cuda --problems 460 [--part 1/3] --out MEASURED.json
     tests/bench/selection.py measure --backend cuda --more 7 --problems 2000 --out MORE.json
     tests/bench/selection.py measure --backend cuda --fresh 11 --dtype f16 --problems 60 --out FRESH.json
@@ -12,13 +12,12 @@ rule (selection_shapes.py).
     tests/bench/selection.py             # measures on the CPU, a few problems, and judges
 
 kernels: names what will be measured, to compile it ahead (fmhactl build --kernel).
-measure: a private daemon measures every candidate, kernels and numbers of splits, twice. Scalar kernels
-and kernels of general masks where there are special ones are left out of the kernel set: both are known
-to be slower. judge: fmhactl says what would be chosen by the formula and by the model, if there is one, for a device that
-has never measured anything; what a tuned database chooses is the best of the first measurement. Each
-choice counts with its time in the second one, against the least of that. Problems of a fresh draw, by another seed and of any
-data type, are judged all, beside those that were held out. release: what a model was fitted to, as a file of the release,
-whose name and sum the model names: see CONTRIBUTING.md.
+measure: a private daemon measures every candidate, kernels and numbers of splits, twice; what there is of it is written as it comes.
+Scalar kernels are left out of the kernel set: they are known to be slower. judge: fmhactl says what would be chosen by the formula
+and by the model, if there is one, for a device that has never measured anything; what a tuned database chooses is the best of the
+first measurement. Each choice counts with its time in the second one, against the least of that. Problems of a fresh draw, by
+another seed and of any data type, are judged all, beside those that were held out. release: what a model was fitted to, as a file
+of the release, whose name and sum the model names: see CONTRIBUTING.md.
 """
 import argparse
 import hashlib
@@ -39,7 +38,7 @@ import fmha_wire  # noqa: E402
 import fmhad  # noqa: E402
 import selection_shapes  # noqa: E402
 
-CANDIDATES = ["*", "!*scalar*", "!*-generic-*"]
+CANDIDATES = ["*", "!*scalar*"]
 
 
 def find_fmhactl():
@@ -53,7 +52,7 @@ def candidates_of(documents):
     """Names of the kernels that CANDIDATES leaves in what fmhactl plan has printed."""
     return {c["name"] for document in documents for stage in document["selections"]
             for c in stage["candidates"]
-            if c["verdict"] != "rejected" and "scalar" not in c["name"] and "-generic-" not in c["name"]}
+            if c["verdict"] != "rejected" and "scalar" not in c["name"]}
 
 
 def kernels(fmhactl, arch, units, problems):
@@ -97,18 +96,20 @@ def measure_some(device, problems, deadline, for_fitting):
             answer = device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
         except fmha_wire.WireError as error:
             if error.name != "ENOKERNEL":  # of the kernels that are left
-                raise
+                print(f"{kind_of(problem)} {problem}: {error}", file=sys.stderr)
         else:
             shapes.setdefault(answer["shape"], problem)
     first = all_times(device)
     for problem in {} if for_fitting else shapes.values():
-        device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
+        if time.monotonic() < deadline:
+            device.call("tune", {"problem": problem, "thorough": True}, timeout=120)
     second = first if for_fitting else all_times(device)
     return [{"shape": shape, "problem": problem, "times": first[shape], "second": second[shape]}
             for shape, problem in shapes.items() if shape in first and shape in second]
 
 
-def measure(daemon, index, problems, seconds, for_fitting=False, at_a_time=40):
+def measure(daemon, index, problems, seconds, keep, for_fitting=False, at_a_time=20):
+    """keep: is given all that there is whenever there is more."""
     deadline, entries = time.monotonic() + seconds, []
     with daemon.client() as client:
         description = client.devices()[index]
@@ -118,8 +119,7 @@ def measure(daemon, index, problems, seconds, for_fitting=False, at_a_time=40):
         for i in range(0, len(problems), at_a_time):
             if time.monotonic() < deadline:
                 entries += measure_some(device, problems[i:i + at_a_time], deadline, for_fitting)
-    return {"arch": description["arch"], "units": description["compute_units"],
-            "problems": entries}
+                keep({"arch": description["arch"], "units": description["compute_units"], "problems": entries})
 
 
 # ---- what would be chosen ----
@@ -275,7 +275,7 @@ def main():
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--problems", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=120, help="to measure for; what is under way then is left")
     parser.add_argument("--arch")
     parser.add_argument("--units", type=int)
     parser.add_argument("--part", default="1/1", help="K/N: every N-th problem from the K-th on")
@@ -300,7 +300,7 @@ def main():
              **({"dtype": options.dtype} if options.dtype else {})}
     drawn = selection_shapes.draw(options.problems, **other)
     if options.what == "kernels":
-        drawn = selection_shapes.draw(options.problems)
+        drawn = selection_shapes.draw(options.problems, **({"dtype": options.dtype} if options.dtype else {}))
         print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
         return
     part, parts = map(int, options.part.split("/"))
@@ -310,12 +310,17 @@ def main():
         config["compile"] = {"sources": str(ROOT / "kernels/gpu"), "jobs": os.cpu_count(),
                              "library_path": os.environ.get("LD_LIBRARY_PATH") or "/usr/lib",
                              **({"cache": options.cache} if options.cache else {})}
+    document = {}
+
+    def keep(measured):
+        document.update(measured, **({"fresh": True} if options.fresh else {}))
+        if options.out:
+            written = options.out.with_suffix(".part")
+            written.write_text(json.dumps(document) + "\n")
+            written.replace(options.out)
+
     with fmhad.Daemon(config) as daemon:
-        document = measure(daemon, 0, drawn[part - 1::parts], options.seconds, bool(options.more))
-    if options.fresh:
-        document["fresh"] = True
-    if options.out:
-        options.out.write_text(json.dumps(document) + "\n")
+        measure(daemon, 0, drawn[part - 1::parts], options.seconds, keep, bool(options.more))
     if not options.what:
         for entry in document["problems"]:
             entry["fresh"] = document.get("fresh", False)
