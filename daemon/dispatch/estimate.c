@@ -467,14 +467,12 @@ void predict_features(const struct select_stage *stage, const struct spec_catalo
 	const struct fmha_problem *p = &plan->problem;
 	const struct kernel_spec *spec = &candidate->spec;
 	int pipeline = spec_pipeline_flags(catalog, spec->pipeline);
-	bool packs = pipeline >= 0 && pipeline & SPEC_PACKS_HEADS && p->nhead_k > 0;
+	struct tiling t = tiling_of(stage, spec, pipeline < 0 ? 0 : pipeline);
 	bool splits = stage->family == ABI_FWD_SPLITKV && plan->n_splits > 0;
 	double group = p->nhead_k > 0 ? (double)p->nhead_q / p->nhead_k : 1;
-	double m0 = spec->tile.tile_m0 ? spec->tile.tile_m0 : 1;
-	double n0 = spec->tile.tile_n0 ? spec->tile.tile_n0 : 1;
-	double rows = (double)p->seqlen_q * (packs ? group : 1),
-	       keys = splits ? plan->split_size : p->seqlen_k;
-	double heads = (double)p->batch * (packs ? p->nhead_k : p->nhead_q);
+	double m0 = (double)t.m0, n0 = (double)t.n0, rows = (double)t.rows;
+	double keys = splits ? plan->split_size : p->seqlen_k;
+	double heads = (double)p->batch * (double)t.heads;
 	double units = stage->device->compute_units ? stage->device->compute_units : 1;
 	double blocks = heads * (splits ? plan->n_splits : 1), pairs, rounds;
 	double *f = ret_features;
@@ -511,6 +509,7 @@ void predict_features(const struct select_stage *stage, const struct spec_catalo
 	f[PREDICT_row_waste] = rows > 0 ? ceil(rows / m0) * m0 / rows : 1;
 	f[PREDICT_key_waste] = keys > 0 ? ceil(keys / n0) * n0 / keys : 1;
 	f[PREDICT_spills] = candidate->spills > PREDICT_FEW_SPILLS;
+	f[PREDICT_cap] = p->logits_soft_cap > 0;
 #define TRAIT(name, NAME, word, kind, families, asked) f[PREDICT_trait_##name] = stage->traits.name;
 	FMHA_OWN_TRAITS(TRAIT)
 #undef TRAIT

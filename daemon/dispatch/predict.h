@@ -37,7 +37,8 @@
 	X(pads)      /* padding flags */                                                           \
 	X(row_waste) /* padded over real */                                                        \
 	X(key_waste)                                                                               \
-	X(spills) /* 0, 1 */
+	X(spills) /* 0, 1 */                                                                       \
+	X(cap)    /* of scores: 0, 1 */
 
 #define PREDICT_FEW_SPILLS                                                                         \
 	32 /* bytes: a loop keeps them out of its way; models have seen those that do not */
