@@ -3,14 +3,15 @@
 """fmhad on a GPU, through registry and plans, beside cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-3 and -4 where
 tests/gpu/libraries.py finds them.
 
-    tests/bench/bench_gpu.py [--tables forward,backward,features,decode,fp8,local] [--match TEXT] [--out FOLDER] [--quick]
+    tests/bench/bench_gpu.py [--tables forward,backward,features,decode,fp8,models,local] [--match TEXT] [--out FOLDER] [--quick]
                              [--layer CACHE] [--seconds N]
     tests/bench/bench_gpu.py --plan-only CACHE       # compiles what the rest needs; a stub driver will do, no PyTorch
 
 A private daemon runs the plans; a time is what its worker says the kernels took, by device events. Both sides read the same
 memory, in turn, normally distributed, several sets of it rotated so that no cache holds them; medians of 20 (--quick: of
 5). Local launch and served runs are bench_local's and tests/gpu/local.py's. Writes gpu.json, gpu.csv and gpu.svg;
-gpu_report.py --pages puts them into docs/speed.md. --layer: kernels that were compiled before; --seconds: no row begins later
+gpu_report.py --pages puts them into docs/speed.md. Of the layers of models that are not said to run by a general loop, those that do have failed,
+as does what differs from a library. --layer: kernels that were compiled before; --seconds: no row begins later
 than that. Needs an NVIDIA GPU, PyTorch, numpy and msgpack; FMHA_BUILD names the build folder.
 """
 import argparse
@@ -52,7 +53,7 @@ def daemon_of(**options):
 
 def forward_of(backward):
     """The problem whose O and LSE a backward problem takes."""
-    tensors = {role: x for role, x in backward["tensors"].items() if role in ("q", "k", "v", "o", "lse")}
+    tensors = {role: x for role, x in backward["tensors"].items() if role not in ("d_o", "dq", "dk", "dv")}
     return {k: v for k, v in backward.items() if k not in ("op", "deterministic")} | {"tensors": tensors}
 
 
@@ -109,7 +110,7 @@ class Sets:
 
     def make_plans(self):
         self.plans = [self.device.plan({**self.row.fields, "tensors": self.wire(i)}) for i in range(self.count)]
-        return self.plans[0]
+        return self.plans[-1]  # the first may have waited for code that others replace, since it spills
 
     def make_forward(self):
         """O and LSE for backward, by fmhad."""
@@ -184,7 +185,8 @@ def flash_attention_3(torch, sets, name):
     f, t, row = sets.row.fields, sets.tensors[0], sets.row
     attend = libraries.find_flash_attention_3()
     known = {"block_table", "seqstart_q", "seqstart_k", "q_descale", "k_descale", "v_descale"}
-    if not attend or f.get("op") == "backward" or not row.extra.keys() <= known or f["hdim_q"] != f["hdim_v"] or f.get("page_size", 0) % 16:
+    if (not attend or f.get("op") == "backward" or not row.extra.keys() <= known or f["hdim_q"] != f["hdim_v"] or f.get("page_size", 0) % 16
+            or f.get("dropout_p")):
         return None
 
     def starts(n):
@@ -210,7 +212,7 @@ def flash_attention_3(torch, sets, name):
 def flash_attention_4(torch, sets, name):
     """Forward and backward of whole sequences."""
     f, attend = sets.row.fields, libraries.find_flash_attention_4()
-    if not attend or sets.row.extra or sets.row.dtype != "bf16" or sets.row.table == "decode" or f.get("logits_soft_cap"):
+    if not attend or sets.row.extra or sets.row.dtype != "bf16" or sets.row.table in ("decode", "models") or f.get("logits_soft_cap"):
         return None
     options = dict(causal=sets.row.is_causal(), deterministic=bool(f.get("deterministic")))
     if "window_left" in f:
@@ -261,29 +263,36 @@ def measure(torch, driver, device, row, reps):
     return line
 
 
-def plan_only(build, cache, tables, match):
+def submit_plans(device, row):
+    """Asks for a row's plans: its buffer, the numbers of the requests."""
+    tensors, size = {}, 0
+    for role, (word, shape) in row.tensors().items():
+        tensors[role] = {"offset": size, "dtype": word}
+        size += -(-math.prod(shape) * BYTES[word] // ALIGNMENT) * ALIGNMENT
+    buffer, (fd,) = device.call_with_fds("buffer_create", {"size": size})
+    os.close(fd)
+    for tensor in tensors.values():
+        tensor["buffer"] = buffer["buffer"]
+    problems = [{**row.fields, "tensors": tensors}]
+    if row.fields.get("op") == "backward":
+        problems.append(forward_of(problems[0]))
+    return buffer["buffer"], [device.submit("plan", {"problem": x}) for x in problems]
+
+
+def plan_only(build, cache, tables, match, at_once=8):
     """All plans of all rows, so that the cache has their kernels; nothing runs, so no buffer's memory is touched."""
     import coldstart
-    environment = coldstart.environment()
+    environment, rows = coldstart.environment(), gpu_problems.rows(tables, match)
     with fmhad.Daemon(daemon_of(cache=cache), env=environment) as daemon, daemon.client(timeout=120) as client:
         device = client.open_device(0)
-        for row in gpu_problems.rows(tables, match):
-            tensors, size = {}, 0
-            for role, (word, shape) in row.tensors().items():
-                tensors[role] = {"offset": size, "dtype": word}
-                size += -(-math.prod(shape) * BYTES[word] // ALIGNMENT) * ALIGNMENT
-            buffer, (fd,) = device.call_with_fds("buffer_create", {"size": size})
-            os.close(fd)
-            for tensor in tensors.values():
-                tensor["buffer"] = buffer["buffer"]
-            problems = [{**row.fields, "tensors": tensors}]
-            if row.fields.get("op") == "backward":
-                problems.append(forward_of(problems[0]))
-            for number in [device.submit("plan", {"problem": x}) for x in problems]:
-                made = device.wait(number, 300)[0]
-                print(f"{row.table:9} {row.name:42} {' '.join(s['kernel'] for s in made['stages'])}", flush=True)
-                device.call("plan_release", {"plan": made["plan"]})
-            device.call("buffer_release", {"buffer": buffer["buffer"]})
+        for i in range(0, len(rows), at_once):
+            asked = [(row, *submit_plans(device, row)) for row in rows[i:i + at_once]]
+            for row, buffer, numbers in asked:
+                for number in numbers:
+                    made = device.wait(number, 300)[0]
+                    print(f"{row.table:9} {row.name:42} {' '.join(s['kernel'] for s in made['stages'])}", flush=True)
+                    device.call("plan_release", {"plan": made["plan"]})
+                device.call("buffer_release", {"buffer": buffer})
         if "local" in tables:
             subprocess.run([sys.executable, os.path.join(ROOT, "tests", "gpu", "local.py"), daemon.socket, "0", "--plan-only", "--parts", "graphs"],
                            env={**environment, "FMHA_BUILD": build}, check=True)
@@ -350,6 +359,7 @@ def main():
             print(gpu_report.text_of(lines[-1], result), flush=True)
             gpu_report.write(result, a.out)
             failed += any(x > (0.1 if row.dtype == "e4m3" else 0.05) for k, x in lines[-1].items() if k.startswith("differs"))
+            failed += row.table == "models" and not row.general and not gpu_report.loop_of(lines[-1]).startswith(gpu_problems.HOPPER)
             torch.cuda.empty_cache()
     print(gpu_report.tables(result))
     return int(failed != 0)

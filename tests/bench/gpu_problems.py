@@ -2,7 +2,9 @@
 """What bench_gpu.py measures: the rows of its tables."""
 import dataclasses
 
-TABLES = ("forward", "backward", "features", "decode", "fp8", "local")
+from model_shapes import LAYERS, TRAINED, VISION
+
+TABLES = ("forward", "backward", "features", "decode", "fp8", "models", "local")
 
 
 @dataclasses.dataclass
@@ -22,6 +24,7 @@ class Row:
     """
     One problem. fields: of the wire's problem, but for tensors. work: FLOP, or bytes of keys and values where
     those decide (decode). libraries: of PyTorch, that can do the same. plain: the row that a feature is compared with.
+    general: why a loop that every arch has runs it, where none that is made for the card does.
     """
     table: str
     name: str
@@ -33,6 +36,7 @@ class Row:
     shapes: dict = dataclasses.field(default_factory=dict)  # role: shape, where it is not what fields say
     plain: str = ""
     plot: str = ""  # the line of the plot that it is a point of
+    general: str = ""
 
     def is_causal(self):
         return self.fields.get("mask", "none") != "none" and "window_left" not in self.fields
@@ -189,6 +193,61 @@ def fp8():
             f = problem(b, h, h, n, n, 128, **(CAUSAL if causal else {}))
             yield Row("fp8", f"{b}, {h}/{h}, {n}, 128 {'causal' if causal else 'full'}", f, flops(f, causal), dtype="e4m3",
                       libraries=(), extra={r: ones(b, h) for r in ("q_descale", "k_descale", "v_descale")})
+
+
+PREFILL, TRAIN = 8192, 4096  # rows
+HOPPER = ("wgmma", "wide")  # loops that are made for it, for many rows
+
+
+def visible(rows, keys, left, causal):
+    """Pairs that a mask leaves."""
+    if not causal:
+        return rows * keys
+    return sum(min(i + 1, left + 1 if left >= 0 else i + 1) for i in range(keys - rows, keys))
+
+
+def of_layer(layer, rows):
+    """The fields of a row of table models, the tensors that it has besides, and the pairs that its mask leaves."""
+    heads, heads_k, dims, more = LAYERS[layer]
+    hdim, hdim_v = dims if isinstance(dims, tuple) else (dims, dims)
+    fields, extra, words = problem(1, heads, heads_k, rows, rows, hdim, hdim_v), {}, iter(more.split())
+    for word in words:
+        if word == "--causal":
+            fields |= CAUSAL
+        elif word == "--mask":
+            fields["mask"] = next(words)
+        elif word == "--window":
+            fields["window_left"], fields["window_right"] = map(int, next(words).split(","))
+        elif word == "--softcap":
+            fields["logits_soft_cap"] = float(next(words))
+        elif word == "--dropout":
+            fields["dropout_p"] = float(next(words))
+        elif word == "--sink":
+            extra["sink"] = Extra("f32", (heads,), lambda torch, shape: torch.rand(shape))
+        elif word == "--alibi":
+            extra["alibi_slopes"] = Extra("f32", (1, heads), lambda torch, shape: torch.rand(shape))
+        elif word == "--bias":
+            next(words)
+            extra["bias"] = Extra("bf16", (1, heads, rows, rows), lambda torch, shape: torch.randn(shape, device="cuda"))
+        else:
+            raise ValueError(f"{layer}: {word}")
+    return fields, extra, visible(rows, rows, fields.get("window_left", -1), "mask" in fields)
+
+
+def models():
+    """Layers of today's models (tests/lib/model_shapes.py): prefill, vision and speech, and what trains."""
+    def row(name, fields, pairs, factor=1, **more):
+        work = factor * 2 * fields["batch"] * fields["nhead_q"] * pairs * (fields["hdim_q"] + fields["hdim_v"])
+        plain = not more.get("extra") and not {"window_left", "logits_soft_cap", "dropout_p"} & fields.keys()
+        return Row("models", name, fields, work, libraries=("cuDNN",) if plain else (), **more)
+    for layer in LAYERS:
+        fields, extra, pairs = of_layer(layer, PREFILL)
+        yield row(layer, fields, pairs, extra=extra)
+    for name, (heads, hdim, rows, keys) in VISION.items():
+        yield row(name, problem(8, heads, heads, rows, keys, hdim), rows * keys)
+    for layer, why in TRAINED.items():
+        fields, extra, pairs = of_layer(layer, TRAIN)
+        yield row(f"{layer}, backward", fields | {"op": "backward"}, pairs, 2.5, extra=extra, general=why or "")
 
 
 def rows(tables, match):

@@ -16,6 +16,7 @@ import re
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 COLOURS = {"fmhad": "#0b6e4f", "cuDNN": "#c1440e", "FlashAttention-2": "#3d5a98", "FlashAttention-3": "#8a4fbf", "FlashAttention-4": "#b58900"}
 SIDES = tuple(COLOURS)
+LOOP = re.compile(r"^(?:fwd|bwd_dq)\S*-gpu_(?!combine|append)(\w+)-t(\d+x\d+)")
 START_US = 4  # that decode may take beside 0.95 of the copy bandwidth
 TITLES = {
     "forward": "Forward, bf16, TFLOP/s (batch, heads of Q / of K, length, head dim)",
@@ -25,6 +26,8 @@ TITLES = {
               f"what keys and values take at 0.95 of the copy's rate and {START_US} us. Page tables and lengths are uploaded when "
               "they change; here they do not",
     "fp8": "fp8 (e4m3), forward, TFLOP/s",
+    "models": "Layers of today's models, bf16, TFLOP/s, and the loop that ran once its code had been seen, with its tile: 8,192 rows of "
+              "prefill, pictures and sound in batches of 8, and gradients of 4,096 rows",
     "local": "Launched by the client (fmha_local.h), us, beside the driver's own call of the same function or the same launches "
              "without a graph; medians",
     "served": "Run by the worker, us: what the client waits for on top of the kernel, and the time that its processor is busy",
@@ -71,9 +74,18 @@ def columns_of(table, result):
     return COLUMNS.get(table) or [side for side in SIDES if side == "fmhad" or any(side in x.get("us", {}) for x in lines)]
 
 
+def loop_of(line):
+    """What ran of a row's kernels takes its time, and its tile: "wgmma 128x128"."""
+    names = [LOOP.search(kernel) for kernel in line.get("kernels", [])]
+    return next((" ".join(name.groups()) for name in names if name), "")
+
+
 def cells(line, result, columns):
     if "error" in line:
         return [line["name"], line["error"], *[""] * len(columns)]
+    if line["table"] == "models":
+        return [f"{line['name']}: {loop_of(line)}", *(f"{rate(line, side):.0f}" if rate(line, side) else "" for side in columns),
+                f"{share(line, result):.2f}" if share(line, result) else ""]
     part = share(line, result)
     if line["table"] in COLUMNS:
         return [line["name"], *(f"{line['us'][x]:.2f}" for x in columns), f"{part:.3f}" if part else ""]

@@ -261,10 +261,13 @@ FIRST = [Cell("forward", 2, 16, 16, 2048, causal=True), Cell("backward", 1, 32, 
 
 
 def first_call(index):
-    """Seconds of one way's first call in this process, all else imported and warm."""
+    """Seconds of one way's first call in this process, all else imported and warm, once a line has come that says to go on: what
+    several processes import, they may at the same time."""
     number, way = index.split(",")
     p = Problem(FIRST[int(number)])
     attend = WAYS[way](p)
+    torch.cuda.synchronize()
+    sys.stdin.readline()
     if attend is None:
         return print("nan")
     if way == "ours":
@@ -272,7 +275,7 @@ def first_call(index):
 
         fmha.start(config={"tuning": {"automatic": False}, "compile": {
             "cache": os.environ["FMHA_FIRST_CACHE"], "library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib"),
-            **({"layer": os.environ["FMHA_FIRST_PACK"]} if "FMHA_FIRST_PACK" in os.environ else {})}}, timeout=60)
+            **({"layer": os.environ["FMHA_FIRST_PACK"]} if os.path.exists(os.environ["FMHA_FIRST_PACK"]) else {})}}, timeout=60)
         import fmha.torch
         tiny = torch.zeros(1, 64, 1, 64, device="cuda", dtype=torch.float16)
         fmha.attention(tiny, tiny, tiny)  # the service has opened its device
@@ -283,26 +286,33 @@ def first_call(index):
     return print(f"{time.perf_counter() - begin:.2f}")
 
 
-def first_call_of(number, way, **environment):
-    """What another process says of its first call."""
-    done = subprocess.run([sys.executable, __file__, "--first-call", f"{number},{way}"], env={**os.environ, **environment},
-                          capture_output=True, text=True, check=False)
-    return done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else done.stderr[-200:]
+def start_first_call(number, way, **environment):
+    return subprocess.Popen([sys.executable, __file__, "--first-call", f"{number},{way}"], env={**os.environ, **environment},
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said_by(process):
+    """What a process says of its first call, which it makes now."""
+    out, errors = process.communicate("\n", timeout=60)
+    return out.split()[-1] if process.returncode == 0 and out.split() else errors[-200:]
 
 
 def first_calls(match):
+    """All processes are there from the beginning, and call one after the other."""
     print("first call, s, cold | again from the cache | from a pack")
     major, minor = torch.cuda.get_device_capability()
-    for number, c in enumerate(FIRST):
-        if match not in str(c):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            cache, own, pack, theirs = (os.path.join(folder, name) for name in ("cache", "own", "pack", "theirs"))
-            ours_said = [first_call_of(number, "ours", FMHA_FIRST_CACHE=cache) for _ in range(2)]
-            fmhad.write_pack(cache, f"sm_{major}{minor}a", pack)
-            ours_said.append(first_call_of(number, "ours", FMHA_FIRST_CACHE=own, FMHA_FIRST_PACK=pack))
-            print(f"{c}: ours {' | '.join(ours_said)}, FA4 {first_call_of(number, 'FA4', FLASH_ATTENTION_CUTE_DSL_CACHE_DIR=theirs)}",
-                  flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [(number, c, os.path.join(folder, str(number))) for number, c in enumerate(FIRST) if match in str(c)]
+        started = {}
+        for number, _, place in cells:
+            ours = [start_first_call(number, "ours", FMHA_FIRST_CACHE=f"{place}-{cache}", FMHA_FIRST_PACK=f"{place}-{pack}")
+                    for cache, pack in (("cache", "none"), ("cache", "none"), ("own", "pack"))]
+            started[number] = ours, start_first_call(number, "FA4")
+        for number, c, place in cells:
+            (cold, again, packed), theirs = started[number]
+            said = [said_by(cold), said_by(again)]
+            fmhad.write_pack(f"{place}-cache", f"sm_{major}{minor}a", f"{place}-pack")
+            print(f"{c}: ours {' | '.join([*said, said_by(packed)])}, FA4 {said_by(theirs)}", flush=True)
 
 
 def main():

@@ -30,6 +30,7 @@ def result():
         line("features", "bias", 1e12, {"fmhad": 8000}, plain="full"),
         line("decode", "c", 38e6, {"fmhad": 28.0}),
         dict(table="fp8", name="d", error="no kernel"),
+        line("models", "g", 1e12, {"fmhad": 2000, "cuDNN": 2500}, kernels=["fwd-bf16-h128-gpu_wgmma-t128x96x128x128x96x128-r8x1x1"]),
         dict(table="local", name="e", us={"local": 3.0, "other": 2.0}),
         dict(table="served", name="f", us={"kernel": 60.0, "on top": 15.0, "9 of 10": 20.5, "busy": 50.0})])
 
@@ -43,17 +44,18 @@ def test_shares_are_of_what_the_table_says(result):
     assert shares[4] == pytest.approx(2)      # 38 MB at 3.8 TB/s are 10 us, and 4
     text = gpu_report.tables(result)
     assert "| a | 500 | 250 | 200 | 2.00 |" in text and "| d | no kernel |" in text and "2026-01-02" in text
+    assert "| g: wgmma 128x96 | 500 | 400 | 1.25 |" in text
     assert "| e | 3.00 | 2.00 | 1.500 |" in text and "| f | 60.00 | 15.00 | 20.50 | 50.00 |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     tables = text.count("|--|")
-    assert len(rows) == len(result["lines"]) + 2 * tables and tables == 6
+    assert len(rows) == len(result["lines"]) + 2 * tables and tables == 7
 
 
 def test_files_hold_every_line(result, tmp_path):
     gpu_report.write(result, tmp_path)
     assert json.loads((tmp_path / "gpu.json").read_text()) == result
     rows = list(csv.reader((tmp_path / "gpu.csv").open()))
-    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d", "e", "f"] and {len(r) for r in rows} == {16}
+    assert [r[1] for r in rows[1:]] == ["a", "b", "full", "bias", "c", "d", "g", "e", "f"] and {len(r) for r in rows} == {16}
     picture = xml.parse(tmp_path / "gpu.svg").getroot()
     lines = [x for x in picture.iter() if x.tag.endswith("polyline")]
     assert [len(x.get("points").split()) for x in lines] == [2, 2, 1]
@@ -62,7 +64,7 @@ def test_files_hold_every_line(result, tmp_path):
 def test_later_results_replace_earlier_ones(result):
     again = dict(result, lines=[line("decode", "c", 38e6, {"fmhad": 14.0})])
     merged = gpu_report.merge([result, again])
-    assert len(merged["lines"]) == 8
+    assert len(merged["lines"]) == 9
     assert next(x for x in merged["lines"] if x["name"] == "c")["us"] == {"fmhad": 14.0}
 
 
@@ -84,6 +86,24 @@ def test_pages_take_what_was_measured(result, tmp_path):
     assert "| f | 60.00 | 15.00 |" in (tmp_path / gpu_report.PAGE).read_text()
     measured = {(row.table, row.name) for row in gpu_problems.rows(("forward", "backward", "decode"), "")}
     assert all((table, name) in measured for table, name, *_ in gpu_report.FIGURES if table != "local")
+
+
+def test_loops_are_those_of_names_of_kernels():
+    """The one that a row's time goes into, of backward and of splits, too."""
+    backward = ["bwd_dot_do_o-bf16-h576-gpu_dot-t16x16x32", "bwd_dq_dk_dv-bf16-h64-gpu_mma-t64x64x64", "bwd_convert_dq-bf16-h576-gpu_convert-t16x16"]
+    splits = ["fwd_splitkv-bf16-h128-gpu_decode-t16x64x128", "fwd_splitkv_combine-bf16-h576-gpu_combine-t16x16x32"]
+    assert [gpu_report.loop_of({"kernels": names}) for names in (backward, splits, [])] == ["mma 64x64", "decode 16x64", ""]
+
+
+def test_layers_are_drawn_as_plans_are_asked_for_them():
+    """Each option of a layer is in its row; pairs are those that the mask leaves."""
+    rows = {row.name: row for row in gpu_problems.rows(("models",), "")}
+    assert len(rows) >= 60 and {x for row in rows.values() for x in row.extra} == {"sink", "alibi_slopes", "bias"}
+    local = rows["Gemma 2 27B, local"]
+    assert local.fields["window_left"] == 4095 and local.fields["logits_soft_cap"] == 50 and rows["GPT-J, dropped"].fields["dropout_p"] == 0.1
+    assert local.work == 4 * 32 * 128 * (4096 * 4097 // 2 + 4096 * 4096)
+    assert rows["Llama 3 8B"].work == 4 * 32 * 128 * (8192 * 8193 // 2)
+    assert [name for name, row in rows.items() if row.general] == ["Gemma 2 9B, backward", "GPT-J, dropped, backward"]
 
 
 def test_problems_get_kernels_with_matrix_instructions():
