@@ -26,6 +26,7 @@ static void gather(struct gathering *to, const struct planner *b,
 			continue;
 		(void)spec_name_format(catalog, &c->spec, option->kernel);
 		option->n_splits = n_splits;
+		option->cuts_rest = n_splits == 0 && b->rest > 0;
 		option->time = estimate_guess(c);
 		to->n++;
 	}
@@ -142,7 +143,9 @@ int plan_build_option(const struct fmha_problem *problem, const struct plan_opti
 	struct plan_choice choice = {.n = 1};
 
 	memcpy(choice.kernel[0], option->kernel, sizeof(choice.kernel[0]));
-	if (asked.op == FMHA_FORWARD && asked.n_splits == 0 && asked.split_size == 0)
+	/* Who asks for one split has all tiles whole. */
+	if (asked.op == FMHA_FORWARD && asked.n_splits == 0 && asked.split_size == 0 &&
+	    !option->cuts_rest)
 		asked.n_splits = option->n_splits > 1 ? option->n_splits : 1;
 	return plan_build(&asked, &choice, device, ret_plan, err);
 }

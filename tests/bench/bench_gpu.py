@@ -48,6 +48,7 @@ QUEUE_S = 0.004  # until it has them all
 def daemon_of(**options):
     config = fmhad.gpu_config("cuda", deadline_ms=600000, **options)
     config["devices"][0]["queue_depth"] = AHEAD
+    config["limits"] = {"memory_bytes": 1 << 40, "memory_bytes_per_uid": 1 << 40}
     return config
 
 

@@ -88,6 +88,14 @@ def moved(nodes, by):
             for feature, value, left, right, leaf in nodes]
 
 
+def seen(features, x):
+    """How many features a model has: without the traits at the end that no problem had, so that it says nothing of those that have them."""
+    n = len(features)
+    while features[n - 1].startswith("trait_") and not x[:, n - 1].any():
+        n -= 1
+    return n
+
+
 KINDS = ["family", "element", "mode"]
 RANGES = ["hdim", "group", "page"]
 
@@ -124,6 +132,8 @@ def main():
                   "bagging_freq": 1, "lambda_l2": 1.0, "seed": 1, "deterministic": True,
                   "num_threads": 1, "verbose": -1}
     features = selection.feature_names(fmhactl, document["arch"])
+    n = seen(features, x)
+    features, x = features[:n], x[:, :n]
     kinds, error, trees = kinds_of(features, x), numpy.zeros(len(y)), []
     for kind in range(len(QUESTIONS) + 1):
         of = kinds == kind

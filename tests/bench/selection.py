@@ -165,9 +165,12 @@ def feature_names(fmhactl, arch):
 
 def offline_candidates(fmhactl, arch, units, entry):
     """kernel@splits -> (features, cost)"""
-    found = {}
-    for splits in {int(name.rsplit("@", 1)[1]) for name in entry["times"]}:
-        document = explain(fmhactl, arch, units, entry["problem"], splits)
+    found, numbers = {}, {int(name.rsplit("@", 1)[1]) for name in entry["times"]}
+    asked = [(splits, explain(fmhactl, arch, units, entry["problem"], splits)) for splits in numbers]
+    if 0 in numbers:  # unsplit but for the last tiles, which who asks for one split does not get
+        free = explain(fmhactl, arch, units, entry["problem"])
+        asked += [(0, free)] if free["plan"]["n_splits"] == 0 else []
+    for splits, document in asked:
         for stage in document["selections"]:
             if stage["family"] in MAIN:
                 for c in stage["candidates"]:

@@ -370,6 +370,18 @@ def test_a_kernel_that_spills_gives_way_to_the_next(make_gpu, compiler):
     assert compiler.count() == 2
 
 
+def test_last_tiles_in_parts_are_measured_as_plans_have_them(gpu):
+    """Without splits, but for the tiles of a last round: what tuning measures is that plan, not one of whole tiles."""
+    wanted = {"batch": 1, "nhead_q": 16, "nhead_k": 4, "seqlen_q": 3456, "seqlen_k": 3456, "hdim_q": 128, "hdim_v": 128,
+              "tensors": {role: {"buffer": 1 + i, "dtype": "bf16"} for i, role in enumerate("qkvo")}}
+    with gpu.device() as device:
+        plan = json.loads(device.explain(wanted))["plan"]
+        assert "the last 36 in 3 parts" in plan["split_why"] and plan["n_splits"] == 0, plan
+        said = device.call("tune", {"problem": wanted, "thorough": True}, timeout=60)
+        assert said["n_measured"] == said["n_candidates"] > 0, said
+        assert said["kernel"].startswith("fwd_splitkv-"), said
+
+
 def test_where_every_kernel_spills_the_first_runs(gpu, compiler):
     compiler.does(spilling(FIRST, SECOND, "32x32", "64x32"))
     with gpu.device() as device:

@@ -239,6 +239,7 @@ void plan_shape(const struct fmha_problem *problem, char shape[PLAN_SHAPE_BYTES]
 struct plan_option {
 	char kernel[PLAN_KERNEL_BYTES];
 	int32_t n_splits; /* 0: the plan does not split */
+	bool cuts_rest;   /* unsplit, but for the last tiles */
 	double time;      /* expected; comparable within one list only */
 };
 #define PLAN_MAX_OPTIONS 512
