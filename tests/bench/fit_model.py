@@ -39,7 +39,7 @@ def rows_of(document, fmhactl, units):
             values, cost = offline[name]
             features.append(values)
             targets.append(math.log2(us / cost))
-            weights.append((best / us) ** 4)
+            weights.append((best / us) ** 2)
             groups.append(group)
     counts = numpy.bincount(groups, weights)
     weights = numpy.array(weights) / counts[groups]

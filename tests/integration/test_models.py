@@ -123,10 +123,6 @@ def test_training(layer):
 
 # ---- how choices are judged, and what models are fitted to ----
 
-# Fitted before the rule that their data is a file of the release (CONTRIBUTING.md, "A model of a device's times").
-WITHOUT_DATA = {"sm_90a"}
-
-
 def bench_module(name):
     sys.path.insert(0, str(fmhad.ROOT / "tests/bench"))
     try:
@@ -137,10 +133,7 @@ def bench_module(name):
 
 def test_models_say_what_they_were_fitted_to():
     for path in (fmhad.ROOT / "specs/models").glob("*.json"):
-        measured = json.loads(path.read_text()).get("measured")
-        if path.stem in WITHOUT_DATA:
-            assert measured is None, f"{path.stem} has its data now: take it off the list"
-            continue
+        measured = json.loads(path.read_text())["measured"]
         assert re.fullmatch(r"fmhad-measured-\w+-[0-9a-f]{12}\.json\.xz", measured["file"])
         assert re.fullmatch(r"[0-9a-f]{64}", measured["sha256"]) and measured["problems"] > 0
 
