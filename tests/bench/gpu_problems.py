@@ -244,7 +244,7 @@ def models():
         fields, extra, pairs = of_layer(layer, PREFILL)
         yield row(layer, fields, pairs, extra=extra)
     for name, (heads, hdim, rows, keys) in VISION.items():
-        yield row(name, problem(8, heads, heads, rows, keys, hdim), rows * keys)
+        yield row(name, problem(8, heads, heads, rows, keys, hdim), rows * keys, general="which is faster, times tell" if rows < 256 else "")
     for layer, why in TRAINED.items():
         fields, extra, pairs = of_layer(layer, TRAIN)
         yield row(f"{layer}, backward", fields | {"op": "backward"}, pairs, 2.5, extra=extra, general=why or "")

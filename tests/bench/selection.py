@@ -3,7 +3,7 @@
 """How good is the choice of kernels? Chosen against the best of all candidates, on problems drawn by a
 rule (selection_shapes.py).
 
-    tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460 [--dtype e4m3]
+    tests/bench/selection.py kernels --arch sm_90a --units 132 --problems 460 [--dtype e4m3] [--more 7]
     tests/bench/selection.py measure --backend cuda --problems 460 [--part 1/3] --out MEASURED.json
     tests/bench/selection.py measure --backend cuda --more 7 --problems 2000 --out MORE.json
     tests/bench/selection.py measure --backend cuda --fresh 11 --dtype f16 --problems 60 --out FRESH.json
@@ -56,15 +56,11 @@ def candidates_of(documents):
 
 
 def kernels(fmhactl, arch, units, problems):
-    """Of problems that differ in nothing but lengths and heads the first one tells."""
-    names, seen = set(), set()
+    """Candidates of the plan without splits are others than those of the plan that a problem has, where its last tiles are cut."""
+    names = set()
     for problem in problems:
-        kind = (problem.get("op"), problem.get("page_size"), problem["hdim_q"], problem["hdim_v"], "mask" in problem,
-                "logits_soft_cap" in problem, problem.get("mode"), problem["nhead_q"] == problem["nhead_k"], problem["seqlen_q"] <= 8)
-        if kind not in seen:
-            seen.add(kind)
-            splits = [None] if problem.get("op") else [1, 4]
-            names |= candidates_of(explain(fmhactl, arch, units, problem, n) for n in splits)
+        splits = [None] if problem.get("op") else [None, 1, 4]
+        names |= candidates_of(explain(fmhactl, arch, units, problem, n) for n in splits)
     return sorted(names)
 
 
@@ -295,7 +291,7 @@ def main():
     if options.what == "release":
         print(json.dumps(release(options.files, options.out)))
         return
-    cpu = options.backend == "cpu"
+    cpu = options.backend == "cpu" and options.what != "kernels"
     if options.more and options.fresh:
         parser.error("--more is to fit to, --fresh to judge by")
     seed = options.more or options.fresh
@@ -303,7 +299,6 @@ def main():
              **({"dtype": options.dtype} if options.dtype else {})}
     drawn = selection_shapes.draw(options.problems, **other)
     if options.what == "kernels":
-        drawn = selection_shapes.draw(options.problems, **({"dtype": options.dtype} if options.dtype else {}))
         print("\n".join(kernels(find_fmhactl(), options.arch, options.units, drawn)))
         return
     part, parts = map(int, options.part.split("/"))

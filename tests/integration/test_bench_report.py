@@ -103,7 +103,7 @@ def test_layers_are_drawn_as_plans_are_asked_for_them():
     assert local.fields["window_left"] == 4095 and local.fields["logits_soft_cap"] == 50 and rows["GPT-J, dropped"].fields["dropout_p"] == 0.1
     assert local.work == 4 * 32 * 128 * (4096 * 4097 // 2 + 4096 * 4096)
     assert rows["Llama 3 8B"].work == 4 * 32 * 128 * (8192 * 8193 // 2)
-    assert [name for name, row in rows.items() if row.general] == ["Gemma 2 9B, backward", "GPT-J, dropped, backward"]
+    assert [name for name, row in rows.items() if row.general] == ["ViT B/16", "Gemma 2 9B, backward", "GPT-J, dropped, backward"]
 
 
 def test_problems_get_kernels_with_matrix_instructions():
