@@ -19,9 +19,10 @@
 struct DataInterval {
 	i32 low, high; /* [low, high) */
 
-	/* Those of another lane; asked for by all of them. */
-	METHOD i32 low_of(i32 lane) const { return (i32)shuffle_word((u32)low, lane); }
-	METHOD i32 high_of(i32 lane) const { return (i32)shuffle_word((u32)high, lane); }
+	METHOD bool meets(i32 begin, i32 end) const
+	{
+		return max_of(low, begin) < min_of(high, end);
+	}
 };
 
 /* What some rows see: [low, high) holds all of it, and all of them see [full_low, full_high). */
@@ -97,7 +98,7 @@ struct DataSees {
 	/* Those of [begin, end), by another of its intervals. */
 	METHOD void add(const DataInterval &x, i32 begin, i32 end)
 	{
-		some |= max_of(x.low, begin) < min_of(x.high, end);
+		some |= x.meets(begin, end);
 		all |= x.low <= begin && x.high >= end;
 	}
 };
@@ -124,18 +125,20 @@ struct DataRow {
 		return DataInterval{clamp(low, 0, n_k),
 				    clamp(load_memory(endpoints + 2 * k * step), 0, n_k)};
 	}
-	/* The k-th and the next one, whose endpoints are asked for at once. */
-	METHOD void two_at(i32 k, DataInterval &x, DataInterval &y) const
+	/* The k-th and those behind it, whose endpoints are asked for at once; there may be fewer. */
+	template <int N> METHOD void some_at(i32 k, DataInterval (&x)[N]) const
 	{
-		i32 f[4];
+		i32 f[2 * N];
 
 		UNROLL
-		for (int i = 0; i < 4; i++)
+		for (int i = 0; i < 2 * N; i++)
 			f[i] = clamp(load_memory(endpoints +
 						 clamp(2 * k - 1 + i, 0, 2 * n - 2) * step),
 				     0, n_k);
-		x = DataInterval{k > 0 ? f[0] : 0, f[1]};
-		y = DataInterval{f[2], k + 1 < n ? f[3] : 0};
+		UNROLL
+		for (int i = 0; i < N; i++)
+			x[i] = DataInterval{k + i > 0 ? f[2 * i] : 0,
+					    k + i < n ? f[2 * i + 1] : 0};
 	}
 	METHOD DataReach reach() const
 	{
@@ -152,11 +155,8 @@ struct DataRow {
 		bool meets = false;
 
 		NO_UNROLL
-		for (i32 k = 0; k < n; k++) {
-			DataInterval x = at(k);
-
-			meets = meets || (max_of(x.low, begin) < min_of(x.high, end));
-		}
+		for (i32 k = 0; k < n; k++)
+			meets = meets || at(k).meets(begin, end);
 		return meets;
 	}
 };
@@ -219,27 +219,32 @@ template <class C> struct DataMask {
 		return sees;
 	}
 
-	/* The same of a few rows, of which two intervals each are asked for at once. */
-	template <int ROWS>
-	METHOD void sees_of_rows(DataSees (&sees)[ROWS], const i32 (&row)[ROWS], i32 head,
-				 i32 begin, i32 end) const
+	/* The same of a few rows, of which a few intervals each are asked for at once. by: by which
+	 * of them a row sees some, a bit each: there are at most 32. */
+	template <int TOGETHER, int ROWS>
+	METHOD void sees_of_rows(DataSees (&sees)[ROWS], u32 (&by)[ROWS], const i32 (&row)[ROWS],
+				 i32 head, i32 begin, i32 end) const
 	{
 		UNROLL
-		for (int i = 0; i < ROWS; i++)
+		for (int i = 0; i < ROWS; i++) {
 			sees[i] = INTERVALS ? DataSees{false, false}
 					    : sees_of(row[i], head, begin, end);
+			by[i] = 0;
+		}
 		NO_UNROLL
-		for (i32 k = 0; INTERVALS && k < (m.n_endpoints + 1) / 2; k += 2) {
-			DataInterval x[ROWS][2];
+		for (i32 k = 0; INTERVALS && k < (m.n_endpoints + 1) / 2; k += TOGETHER) {
+			DataInterval x[ROWS][TOGETHER];
 
 			UNROLL
 			for (int i = 0; i < ROWS; i++)
-				DataRow::make(m, v, row[i], head).two_at(k, x[i][0], x[i][1]);
+				DataRow::make(m, v, row[i], head).some_at(k, x[i]);
 			UNROLL
-			for (int i = 0; i < ROWS; i++) {
-				sees[i].add(x[i][0], begin, end);
-				sees[i].add(x[i][1], begin, end);
-			}
+			for (int i = 0; i < ROWS; i++)
+				UNROLL
+				for (int j = 0; j < TOGETHER; j++) {
+					sees[i].add(x[i][j], begin, end);
+					by[i] |= (u32)x[i][j].meets(begin, end) << (k + j);
+				}
 		}
 	}
 
@@ -258,26 +263,7 @@ template <class C> struct DataMask {
 		return seen;
 	}
 
-	/* Of intervals: the same of as many columns as there are bits. */
-	template <int WORDS>
-	METHOD void sees_words(u32 (&seen)[WORDS], i32 row, i32 head, i32 begin) const
-	{
-		const DataRow of = DataRow::make(m, v, row, head);
-
-		UNROLL
-		for (int w = 0; w < WORDS; w++)
-			seen[w] = 0;
-		NO_UNROLL
-		for (i32 k = 0; k < of.n; k += 2) {
-			DataInterval x, y;
-
-			of.two_at(k, x, y);
-			UNROLL
-			for (int w = 0; w < WORDS; w++)
-				seen[w] |= bits_of_32(x, begin + 32 * w) |
-					   bits_of_32(y, begin + 32 * w);
-		}
-	}
+	/* Of an interval: which of 32 columns. */
 	METHOD static u32 bits_of_32(const DataInterval &x, i32 begin)
 	{
 		return first_bits(x.high - begin) & ~first_bits(x.low - begin);

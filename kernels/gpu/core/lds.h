@@ -124,8 +124,14 @@ LDS_FN int lds_forward(struct lds_cut c, int parked)
  */
 #define LDS_WGMMA_STAGES   2
 #define LDS_WGMMA_BARRIERS 128
-#define LDS_WGMMA_SEEN	   96 /* what loading warps say of a mask that is data */
+#define LDS_WGMMA_SEEN	   160 /* what loading warps say of a mask that is data */
 #define LDS_WGMMA_CUT	   80 /* how tiles of splits are cut, and a warp's part of one */
+/* With what rows see of the tiles of keys: up to 128 bits a row. */
+LDS_FN int lds_wgmma_seen(int tile_m)
+{
+	return LDS_WGMMA_SEEN + LDS_WGMMA_STAGES * tile_m * 16;
+}
+
 struct lds_wgmma_cut {
 	struct lds_cut tile;
 	int element, key; /* bytes of Q's elements; of K's and V's */
@@ -179,7 +185,7 @@ LDS_FN int lds_wgmma_keys(struct lds_wgmma_cut c, int copies)
 				 : 0) +
 			(c.key == 1 ? lds_slabs(c.tile.tile_n, c.tile.hdim_v * 2) : 0) +
 			(c.bias ? lds_slabs(c.tile.tile_m, c.tile.tile_n * 2) : 0)) +
-	       lds_wgmma_barriers(c) + (c.data ? LDS_WGMMA_SEEN : 0);
+	       lds_wgmma_barriers(c) + (c.data ? lds_wgmma_seen(c.tile.tile_m) : 0);
 }
 
 LDS_FN int lds_wgmma_query(struct lds_wgmma_cut c)
@@ -316,13 +322,14 @@ LDS_FN int lds_bwd_wgmma(struct lds_cut c)
 }
 
 /* Under a mask that is data, behind that: two bits for each of so many tiles of queries, or for as
- * many runs of them; a list of those, of 16 bits each and rounded up to 16 bytes; which keys a
- * tile's queries see, a bit each. */
+ * many runs of them; a list of those, of 16 bits each and rounded up to 16 bytes; by which of their
+ * intervals they see keys, 32 bits each; which keys a tile's queries see, a bit each. */
 #define LDS_BWD_SEEN 1024
 #define LDS_BWD_LIST (2 * LDS_BWD_SEEN + 16)
 LDS_FN int lds_bwd_seen(int tile_m, int tile_n)
 {
-	return 2 * LDS_BWD_SEEN / 8 + LDS_BWD_LIST + LDS_BWD_WGMMA_STAGES * tile_m * tile_n / 8;
+	return 2 * LDS_BWD_SEEN / 8 + LDS_BWD_LIST + 4 * LDS_BWD_SEEN +
+	       LDS_BWD_WGMMA_STAGES * tile_m * tile_n / 8;
 }
 
 /* Floats of its tile of dq_acc; each warpgroup's part has a counter that keeps blocks in order. */

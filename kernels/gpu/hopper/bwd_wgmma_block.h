@@ -11,7 +11,8 @@
  *
  * Under a mask that is data all threads look once which tiles of queries see the block's keys, and
  * leave a list of them in shared memory for all: the mask may change, and they must agree. Which
- * keys a query sees by its intervals comes along with its LSE and D.
+ * keys a query sees by its intervals comes along with its LSE and D. Of many intervals few meet the
+ * block's keys; which these are is told beside the list, so that others are not asked for again.
  */
 #ifndef FMHA_GPU_BWD_WGMMA_BLOCK_H
 #define FMHA_GPU_BWD_WGMMA_BLOCK_H
@@ -80,12 +81,14 @@ template <class C> struct BackwardWgmmaBlock {
 	static_assert((1 + 2 * Q_STAGES + 2 * DO_STAGES + 2 * GROUPS) * 8 <= LDS_WGMMA_BARRIERS,
 		      "room for them");
 	/* HAS_DATA: of runs of tiles, a bit each, whether some row sees a key, and whether not all
-	 * rows see all of them; then a list of those that some row sees, and of one behind them. */
+	 * rows see all of them; then a list of those that some row sees, and of one behind them;
+	 * and by which intervals, a word a run. */
 	static const int SEEN_AT = BARRIERS_AT + LDS_WGMMA_BARRIERS, SEEN_WORDS = LDS_BWD_SEEN / 32,
 			 LIST_AT = SEEN_AT + 2 * SEEN_WORDS * 4,
-			 KEYS_AT = LIST_AT + LDS_BWD_LIST;
-	/* Of a query which of the block's keys it sees. */
-	static const int KEY_WORDS = C::TILE_N / 32, KEYS_BYTES = C::TILE_M * KEY_WORDS * 4;
+			 BY_AT = LIST_AT + LDS_BWD_LIST, KEYS_AT = BY_AT + 4 * LDS_BWD_SEEN;
+	/* Of a query which of the block's keys it sees; those of a wave lie together. */
+	static const int KEY_WORDS = C::TILE_N / 32, KEYS_BYTES = C::TILE_M * KEY_WORDS * 4,
+			 KEYS_OF_WAVE = C::TILE_M * 2;
 	static_assert(!HAS_DATA ||
 			      SEEN_AT + lds_bwd_seen(C::TILE_M, C::TILE_N) <= C::LDS_BYTES,
 		      "what the host gives");
@@ -223,23 +226,21 @@ template <class C> struct BackwardWgmmaBlock {
 	}
 	METHOD bool hides(const Step &s) const { return HAS_DATA && s.run & CUT; }
 
-	/* A thread's rows whose endpoints are on their way together: they are as far as the L2
-	 * cache. */
-	static const int AT_ONCE_ROWS = 4;
-
+	/* Rows of the block's queries, counted from the first tile's: [begin, end). */
+	struct Rows {
+		i32 begin, end;
+	};
 	/* Finds what is walked, by all threads. words: SEEN_AT and what follows. */
 	METHOD void find_seen(u32 *words)
 	{
 		const abi_mask_data &m = at.a.mask_data;
-		const i32 end = min_of(first + C::TILE_N, at.seq.n_k);
-		/* Rows count from the first tile's. */
 		const i32 from = tiles.first * C::TILE_M;
-		const i32 begin = max_of(seen_by.first_row / C::TILE_M * C::TILE_M - from, 0);
-		const i32 behind =
+		const Rows rows = {
+			max_of(seen_by.first_row / C::TILE_M * C::TILE_M - from, 0),
 			min_of(min_of(ceil_div(seen_by.end_row, C::TILE_M) * C::TILE_M,
 				      (tiles.first + tiles.count) * C::TILE_M),
 			       at.seq.n_q) -
-			from;
+				from};
 		const bool alike = (C::MASK_DATA == MASK_DATA_BITS ? m.bits : m.intervals)
 					   .stride_head == 0;
 
@@ -249,39 +250,57 @@ template <class C> struct BackwardWgmmaBlock {
 			run_shift++;
 		for (i32 i = thread_id(); i < 2 * SEEN_WORDS; i += THREADS)
 			words[i] = 0;
+		for (i32 i = thread_id(); HAS_INTERVALS && i < n_runs(); i += THREADS)
+			words[(BY_AT - SEEN_AT) / 4 + i] = 0;
 		block_sync();
+		/* Endpoints are as far as the L2 cache: a thread has as many on their way. */
 		NO_UNROLL
-		for (i32 h = alike ? n_heads() - 1 : 0; h < n_heads(); h++) {
-			NO_UNROLL
-			for (i32 r = begin + thread_id();
-			     r < ceil_div(behind, FMHA_WAVE) * FMHA_WAVE;
-			     r += AT_ONCE_ROWS * THREADS) {
-				DataSees sees[AT_ONCE_ROWS];
-				i32 row[AT_ONCE_ROWS];
-
-				/* Those behind the last one are it again, and nobody's below. */
-				UNROLL
-				for (int i = 0; i < AT_ONCE_ROWS; i++)
-					row[i] = min_of(from + r + i * THREADS, at.seq.n_q - 1);
-				at.mask_data().sees_of_rows(sees, row, at.head + h, first, end);
-				UNROLL
-				for (int i = 0; i < AT_ONCE_ROWS; i++) {
-					/* 32 rows are of one tile */
-					i32 place = r + i * THREADS,
-					    run = place / C::TILE_M >> run_shift;
-					bool some = any_of_wave(sees[i].some),
-					     cut = any_of_wave(!sees[i].all);
-
-					if (lane_id() == 0 && place < behind && some)
-						atomicOr(words + run / 32, 1u << run % 32);
-					if (lane_id() == 0 && place < behind && cut)
-						atomicOr(words + SEEN_WORDS + run / 32,
-							 1u << run % 32);
-				}
-			}
-		}
+		for (i32 h = alike ? n_heads() - 1 : 0; h < n_heads(); h++)
+			if (HAS_INTERVALS && m.n_endpoints > GRID_ORDER_ENDPOINTS)
+				look_at_rows<2, 8>(words, at.head + h, rows);
+			else
+				look_at_rows<4, 2>(words, at.head + h, rows);
 		block_sync();
 		list_seen(words);
+	}
+	template <int ROWS, int TOGETHER>
+	METHOD void look_at_rows(u32 *words, i32 head, const Rows &rows) const
+	{
+		const i32 end = min_of(first + C::TILE_N, at.seq.n_k);
+
+		NO_UNROLL
+		for (i32 r = rows.begin + thread_id();
+		     r < ceil_div(rows.end, FMHA_WAVE) * FMHA_WAVE; r += ROWS * THREADS) {
+			DataSees sees[ROWS];
+			u32 by[ROWS];
+			i32 row[ROWS];
+
+			/* Those behind the last one are it again, and nobody's below. */
+			UNROLL
+			for (int i = 0; i < ROWS; i++)
+				row[i] = min_of(tiles.first * C::TILE_M + r + i * THREADS,
+						at.seq.n_q - 1);
+			at.mask_data().template sees_of_rows<TOGETHER>(sees, by, row, head, first,
+									end);
+			UNROLL
+			for (int i = 0; i < ROWS; i++) {
+				/* 32 rows are of one tile */
+				i32 place = r + i * THREADS, run = place / C::TILE_M >> run_shift;
+				bool some = any_of_wave(sees[i].some),
+				     cut = any_of_wave(!sees[i].all);
+
+				if (HAS_INTERVALS)
+					by[i] = __reduce_or_sync(0xffffffffu, by[i]);
+				if (lane_id() != 0 || place >= rows.end)
+					continue;
+				if (some)
+					atomicOr(words + run / 32, 1u << run % 32);
+				if (HAS_INTERVALS && some)
+					atomicOr(words + (BY_AT - SEEN_AT) / 4 + run, by[i]);
+				if (cut)
+					atomicOr(words + SEEN_WORDS + run / 32, 1u << run % 32);
+			}
+		}
 	}
 	METHOD i32 n_runs() const { return (tiles.count + (1 << run_shift) - 1) >> run_shift; }
 
@@ -355,7 +374,7 @@ template <class C> struct BackwardWgmmaBlock {
 			return abi_key_block{x, 0, at.seq.n_q};
 		if (thread_id() == 0)
 			*found = ((const abi_key_block *)(a.d.data - a.order_words))
-				[(i64)n * grid_order_list(&a, batch, part) + x];
+				[(i64)n * grid_order_list(&a, batch, head_k()) + x];
 		block_sync();
 		return abi_key_block{clamp(found->number, 0, n - 1),
 				     clamp(found->first_row, 0, at.seq.n_q),
@@ -506,15 +525,41 @@ template <class C> struct BackwardWgmmaBlock {
 			barrier_arrive(q_full(step.q_stage()));
 		}
 	}
-	/* One round of rows after the other: this warp has few registers, and time. */
+	/* One round of rows after the other: this warp has few registers, and time. A lane of
+	 * products wants 16 keys of two queries in eight: of a wave's these lie together, see
+	 * find_hidden(). */
 	METHOD void bring_seen_keys(const Step &step) const
 	{
+		const u32 by = float_to_bits(
+			load_shared(lds + BY_AT + ((step.run & (CUT - 1)) << 2)));
+
 		NO_UNROLL
 		for (i32 r = lane_id(); r < C::TILE_M; r += FMHA_WAVE) {
+			u32 to = seen_keys(step.q_stage()) + r % 8 / 2 * 32 + r / 8 * 4 + r % 2 * 2;
 			u32 seen[KEY_WORDS];
 
-			at.mask_data().sees_words(seen, query_of(step) + r, step.head, first);
-			store_shared_16(seen_keys(step.q_stage()) + r * KEY_WORDS * 4, seen);
+			find_keys(seen, query_of(step) + r, step.head, by);
+			UNROLL
+			for (int i = 0; i < 2 * KEY_WORDS; i++)
+				store_shared_half(to + i * KEYS_OF_WAVE, seen[i / 2] >> i % 2 * 16);
+		}
+	}
+	/* Which of the block's keys a row sees, of which its tile's rows see some by these
+	 * intervals alone. */
+	METHOD void find_keys(u32 (&seen)[KEY_WORDS], i32 row, i32 head, u32 by) const
+	{
+		const DataRow of = DataRow::make(at.a.mask_data, at.seq, row, head);
+
+		UNROLL
+		for (int w = 0; w < KEY_WORDS; w++)
+			seen[w] = 0;
+		NO_UNROLL
+		for (; by; by &= by - 1) {
+			const DataInterval x = of.at(__ffs(by) - 1);
+
+			UNROLL
+			for (int w = 0; w < KEY_WORDS; w++)
+				seen[w] |= DataMask<C>::bits_of_32(x, first + 32 * w);
 		}
 	}
 
@@ -770,33 +815,54 @@ template <class C> struct BackwardWgmmaBlock {
 	 * and differentiate(). */
 	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
 
-	/* Which of the wave's keys the n-th query of a tile sees. */
-	METHOD u32 seen_by_query(const Step &step, i32 n) const
-	{
-		if constexpr (HAS_INTERVALS)
-			return load_shared_half(seen_keys(step.q_stage()) + n * KEY_WORDS * 4 +
-						wave * 2);
-		else
-			return at.mask_data().sees_16(query_of(step) + n, step.head, row_of(0));
-	}
-
-	/* The lane's elements of a tile of scores that a mask that is data hides: bit n * 8 + e.
-	 * Asked for while products are under way: bits are far. A lane looks what some queries see
-	 * of the wave's keys, and tells the others. */
+	/* The lane's elements of a tile of scores that a mask that is data hides, a bit each. Asked
+	 * for while products are under way. */
 	METHOD u32 find_hidden(const Step &step) const
 	{
-		static_assert(!HAS_DATA || (TN * Core::E <= 32 && C::TILE_M % FMHA_WAVE == 0),
-			      "a bit an element, a few queries a lane");
+		static_assert(!HAS_DATA || (TN == 4 && KEY_WORDS == 4), "a bit an element");
 		if constexpr (!HAS_DATA)
 			return 0;
 		if (!hides(step))
 			return 0;
+		return HAS_INTERVALS ? hidden_by_intervals(step) : hidden_by_bits(step);
+	}
+	/* The n-th tile's e-th element of each: in the order of bits, of which eight become
+	 * predicates at once. */
+	template <class Do> METHOD static void each_hidden(u32 hidden, const Do &what)
+	{
+		UNROLL
+		for (int bit = 0; bit < 32; bit++)
+			if (hidden >> bit & 1)
+				what(bit % 8 / 2, bit % 2 * 4 + bit / 8 % 2 * 2 + bit / 16);
+	}
+	METHOD u32 hidden_by_intervals(const Step &step) const
+	{
+		const i32 lane = lane_id();
+		const u32 at = seen_keys(step.q_stage()) + wave * KEYS_OF_WAVE + lane % 4 * 32;
+		u32 seen = 0;
+
+		UNROLL
+		for (int half = 0; half < 2; half++) {
+			u32 x[4];
+
+			load_shared_16(at + half * 16, x);
+			UNROLL
+			for (int i = 0; i < 4; i++)
+				seen |= (x[i] >> lane / 4 & 0x01010101) << (half * 4 + i);
+		}
+		return ~seen;
+	}
+	/* A lane looks what some queries see of the wave's keys, which is far, and tells the
+	 * others. */
+	METHOD u32 hidden_by_bits(const Step &step) const
+	{
 		u32 keys[C::TILE_M / FMHA_WAVE], seen = 0;
 		i32 lane = lane_id();
 
 		UNROLL
 		for (int i = 0; i < C::TILE_M / FMHA_WAVE; i++)
-			keys[i] = seen_by_query(step, i * FMHA_WAVE + lane);
+			keys[i] = at.mask_data().sees_16(query_of(step) + i * FMHA_WAVE + lane,
+							 step.head, row_of(0));
 		UNROLL
 		for (int i = 0; i < TN * 4; i++) {
 			const int place = i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
@@ -804,8 +870,7 @@ template <class C> struct BackwardWgmmaBlock {
 					     Core::column(0) + place % FMHA_WAVE) >>
 				lane / 4;
 
-			seen |= ((x & 1) | (x >> 8 & 1) << 2)
-				<< (i / 4 * 8 + i % 4 / 2 * 4 + i % 2);
+			seen |= (x & 0x101) << (i / 2 + i % 2 * 16);
 		}
 		return ~seen;
 	}
@@ -815,12 +880,8 @@ template <class C> struct BackwardWgmmaBlock {
 	{
 		Steps{*this}.prepare(s, query_of(step), is_masked(step));
 		if (HAS_DATA && hidden)
-			UNROLL
-			for (int n = 0; n < TN; n++)
-				UNROLL
-				for (int e = 0; e < Core::E; e++)
-					if (hidden >> (n * Core::E + e) & 1)
-						s.t[0][n].x[e] = minus_infinity();
+			each_hidden(hidden,
+				    [&](int n, int e) { s.t[0][n].x[e] = minus_infinity(); });
 		UNROLL
 		for (int n = 0; n < TN && !AT_ONCE; n++)
 			UNROLL
@@ -843,22 +904,22 @@ template <class C> struct BackwardWgmmaBlock {
 			Steps{*this}.gradients(p, dp, query_of(step), is_masked(step),
 					       stats_of(step), Nothing());
 			if (HAS_DATA && hidden)
-				UNROLL
-				for (int n = 0; n < TN; n++)
-					UNROLL
-					for (int e = 0; e < Core::E; e++)
-						if (hidden >> (n * Core::E + e) & 1)
-							p.t[0][n].x[e] = dp.t[0][n].x[e] = 0;
+				each_hidden(hidden, [&](int n, int e) {
+					p.t[0][n].x[e] = dp.t[0][n].x[e] = 0;
+				});
 			return;
 		}
-		/* V may hold anything where a query does not look. */
-		if (is_masked(step) || hidden)
+		/* V may hold anything where a query does not look. Without a mask that is data
+		 * nothing is hidden, and saying so would change the loop's machine code. */
+		if (is_masked(step) || (!HAS_DATA && hidden))
 			UNROLL
 			for (int n = 0; n < TN; n++)
 				UNROLL
 				for (int e = 0; e < Core::E; e++)
 					if (p.t[0][n].x[e] == 0.0f)
 						dp.t[0][n].x[e] = 0;
+		if (HAS_DATA && hidden)
+			each_hidden(hidden, [&](int n, int e) { dp.t[0][n].x[e] = 0; });
 		UNROLL
 		for (int n = 0; n < TN; n++)
 			UNROLL

@@ -21,9 +21,11 @@
  * itself then. Where the last pieces are too few for all blocks it may cut them by keys: whose part
  * of a warp's rows comes last adds them up.
  *
- * Under a mask that is data the loading warp looks at each tile before it asks for it: those that
- * no row sees are not brought, and which ones these are only it says, beside the tile. The mask may
- * change while a kernel runs, and two that look for themselves might wait for each other for ever.
+ * Under a mask that is data the loading warps look at each tile before one asks for it: those that
+ * no row sees are not brought, and which ones these are only they say, beside the tile. The mask
+ * may change while a kernel runs, and two that look for themselves might wait for each other for
+ * ever. Which elements of a tile its rows see the loading warps find, too, a tile or two ahead,
+ * where what they read is waited for by nobody.
  */
 #ifndef FMHA_GPU_FWD_WGMMA_H
 #define FMHA_GPU_FWD_WGMMA_H
@@ -108,7 +110,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			 BIAS_AT = WIDE_K_AT + STAGES * WIDE_K_BYTES;
 	static const int BARRIERS_AT = BIAS_AT + STAGES * BIAS_BYTES,
 			 SEEN_AT = BARRIERS_AT + lds_wgmma_barriers(wgmma_cut()),
-			 LDS = SEEN_AT + (HAS_DATA ? LDS_WGMMA_SEEN : 0);
+			 LDS = SEEN_AT + (HAS_DATA ? lds_wgmma_seen(C::TILE_M) : 0);
 	static_assert(LDS == lds_wgmma(wgmma_cut(), C::LDS_BYTES), "the host asks lds.h, too");
 	static const int N_BARRIERS = 4 * STAGES + 2 * Q_STAGES +
 				      (Values::WIDENED || HAS_BIAS ? 2 * COPIES : 0) +
@@ -120,9 +122,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static_assert(N_BARRIERS * 8 + (CAPPED ? Capped::BYTES : 0) + CUT_BYTES <=
 			      lds_wgmma_barriers(wgmma_cut()),
 		      "room for them");
-	/* HAS_DATA: beside each stage of K its tile; what the loading warps tell each other. */
-	static const int REACHES_AT = SEEN_AT + STAGES * 8, VOTES_AT = REACHES_AT + 4 * 16;
-	static_assert(STAGES * 8 + 4 * 16 + 8 <= LDS_WGMMA_SEEN, "room for that");
+	/* HAS_DATA: beside each stage of K its tile; what the loading warps tell each other; which
+	 * places of the stage's tile each row sees, where it does not see all: four words, of the
+	 * lanes that share the row. */
+	static const int REACHES_AT = SEEN_AT + STAGES * 8, MARKS_AT = REACHES_AT + 4 * 16,
+			 VOTES_AT = MARKS_AT + 4 * 16,
+			 PLACES_AT = SEEN_AT + LDS_WGMMA_SEEN, PLACES = C::TILE_M * 16;
+	static_assert(!HAS_DATA || C::TILE_N <= 128, "a bit a place");
+	static_assert(STAGES * 8 + 2 * 4 * 16 + 8 <= LDS_WGMMA_SEEN, "room for that");
 	static_assert(!HAS_DATA || (!C::PAGED && !Values::WIDENED && !C::SPLIT),
 		      "the loading warps say which tiles are walked");
 	static_assert(!Values::WIDENED || !HAS_BIAS, "one of the two has barriers");
@@ -146,6 +153,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static_assert(GROUPS == 2 || GROUPS == 3, "their registers are known");
 	static const int WIDENING_WARPS = 4 * LOADERS - 1; /* all that do not ask the copy engine */
 	static const int COPYING_WARPS = C::PAGED && !Values::WIDENED ? 4 : 1;
+	/* Who arrives at a tile of keys. What is said of it comes from all loading warps. */
+	static const int KEY_ARRIVALS = HAS_DATA ? 1 + 4 : COPYING_WARPS;
 	static const int LOADING_WARPS = HAS_DATA || (C::PAGED && !Values::WIDENED) ? 4 : 1;
 
 	/* Warpgroups start products in turn, so that one's softmax runs beside another's products.
@@ -169,10 +178,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	Capped capped;
 	/* HAS_DATA: whether the tile has elements that their rows do not see; which places they do. */
 	bool hides;
-	u64 seen_places[Core::STATS];
-	/* Of the wave's 16 rows a lane holds the first intervals of one: most masks have no more. */
-	static const int HELD = C::MASK_DATA == MASK_DATA_INTERVALS ? 2 : 0;
-	DataInterval held[HELD + 1];
+	u32 seen_places[Core::STATS];
 	typename Block::Keys keys; /* for Steps, which asks it for pages and nothing else */
 
 	METHOD ForwardWgmma(const abi_fwd_args &args) : Block(args) {}
@@ -315,7 +321,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		Divisor heads;
 		i32 round;
 	};
-	METHOD Progress start() const { return Progress{0, Divisor::make(heads_of_section()), 0}; }
+	METHOD Progress start() const
+	{
+		if constexpr (HAS_DATA)
+			return Progress{0, Divisor::make(a.nhead_q), 0};
+		return Progress{0, Divisor::make(heads_of_section()), 0};
+	}
 
 	/* The piece of this number in a section; false: there are no such rows. Without a mask a
 	 * head's pieces stay together, and its keys in the cache; divisors would spill registers
@@ -329,9 +340,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		if (a.sequences.seqstart_q)
 			return locate_packed(number) && find_tiles(ret_tiles);
 		if constexpr (HAS_DATA) {
-			i32 place = number / a.nhead_q, n = tiles_of_head(), batch = place / n;
+			i32 place = at.heads.quotient(number), n = tiles_of_head(), batch = 0;
 
 			head = number - place * a.nhead_q;
+			if (a.sequences.batch > 1)
+				batch = place / n;
 			tile_row = (n - 1 - (place - batch * n)) * C::TILE_M;
 			seq = find_sequence(a.sequences, &a.cache, batch);
 			return find_tiles(ret_tiles);
@@ -630,30 +643,35 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* ---- a mask that is data ---- */
 
 	/* A tile that the loading warp brings: its number, and of which warpgroups some row does
-	 * not see all of it. number < 0: none. */
+	 * not see all of it. number < 0: none. by: where rows have more than HELD intervals, by
+	 * which of them this warp's rows see some of it, a bit each. */
 	struct SeenTile {
 		i32 number;
-		u32 hides;
+		u32 hides, by;
 	};
 	/* What goes along with it in shared memory. */
 	static const u32 LAST_OF_PIECE = 1u << 31;
 	METHOD u32 seen_at(i32 stage) const { return lds + SEEN_AT + stage * 8; }
 
-	/* HELD intervals of each of the block's rows, a few rows a lane: where there are no more
-	 * they are read once a piece. */
+	/* HELD intervals of each of the block's rows, a few rows a lane: where there are no more,
+	 * as in most masks, they are read once a piece. */
+	static const int HELD = C::MASK_DATA == MASK_DATA_INTERVALS ? 2 : 0;
 	static const int LANE_ROWS = (C::TILE_M / FMHA_WAVE + 3) / 4;
 	struct SeenRows {
 		DataInterval x[LANE_ROWS][HELD + 1];
 		/* of votes; the warp's own number, which all of its lanes have to ask for */
 		u32 turn;
 		i32 warp;
-		i32 word; /* the 32 tiles that find_word() was asked for last; -1: none */
+		i32 word; /* the 32 tiles that were looked at last; -1: none */
+		u32 by;   /* of one of them: see look() */
 	};
 	/* The n-th of a lane's rows, in the tile; those behind it are its last one. */
 	METHOD static i32 lane_row(const SeenRows &rows, int n)
 	{
 		return min_of((n * 4 + rows.warp) * FMHA_WAVE, C::TILE_M - FMHA_WAVE) + lane_id();
 	}
+	/* Intervals of a row that are asked for together, where it has more. */
+	static const int TOGETHER = GROUPS == 2 ? 3 : 1;
 	METHOD bool holds_all() const
 	{
 		return HELD > 0 && (a.mask_data.n_endpoints + 1) / 2 <= HELD;
@@ -680,47 +698,43 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	}
 
 	/* What the rows of the block see, by all loading warps; of bits that is not known. */
-	METHOD DataReach reach_of_data(const SeenRows &rows) const
+	METHOD DataReach reach_of_data(SeenRows &rows) const
 	{
 		DataReach all = DataReach::nothing();
 
 		if (C::MASK_DATA != MASK_DATA_INTERVALS)
 			return DataReach{0, seq.n_k, 0, 0};
-		if (holds_all())
+		if (!holds_all()) /* most see what is near */
+			return look<true>(rows, clamp(last_row() + seq.n_k - seq.n_q, 0,
+						      seq.n_k - 1) /
+							(32 * C::TILE_N));
+		UNROLL
+		for (int n = 0; n < LANE_ROWS; n++) {
+			DataReach r = DataReach::nothing();
+
 			UNROLL
-			for (int n = 0; n < LANE_ROWS; n++) {
-				DataReach r = DataReach::nothing();
-
-				UNROLL
-				for (int k = 0; k < HELD; k++)
-					r.add(rows.x[n][k]);
-				all.join(r.of_row());
-			}
-		else
-			NO_UNROLL
-			for (int n = 0; n < LANE_ROWS; n++) {
-				const DataRow of = data_row(rows, n);
-				DataReach r = DataReach::nothing();
-
-				NO_UNROLL
-				for (i32 k = 0; k < of.n; k += 2) {
-					DataInterval x, y;
-
-					of.two_at(k, x, y);
-					r.add(x);
-					r.add(y);
-				}
-				all.join(r.of_row());
-			}
+			for (int k = 0; k < HELD; k++)
+				r.add(rows.x[n][k]);
+			all.join(r.of_row());
+		}
 		all.join_wave();
 		sync_loaders(); /* the last piece's have been read */
-		if (lane_id() == 0) {
-			u32 x[4] = {(u32)all.low, (u32)all.high, (u32)all.full_low,
-				    (u32)all.full_high};
-
-			store_shared_16(lds + REACHES_AT + rows.warp * 16, x);
-		}
+		tell_reach(rows, all);
 		sync_loaders();
+		return joined_reach();
+	}
+	METHOD void tell_reach(const SeenRows &rows, const DataReach &reach) const
+	{
+		u32 x[4] = {(u32)reach.low, (u32)reach.high, (u32)reach.full_low,
+			    (u32)reach.full_high};
+
+		if (lane_id() == 0)
+			store_shared_16(lds + REACHES_AT + rows.warp * 16, x);
+	}
+	METHOD DataReach joined_reach() const
+	{
+		DataReach all = DataReach::nothing();
+
 		UNROLL
 		for (int warp = 0; warp < 4; warp++) {
 			u32 x[4];
@@ -752,38 +766,55 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return (all | all >> 8) & 0xff;
 	}
 
-	/* Where rows have more than HELD intervals, a vote is about 32 tiles at once: which some
-	 * row sees, and of which not all rows of a warpgroup see all. By all loading warps. */
-	METHOD void find_word(SeenRows &rows, i32 number) const
+	/* Where rows have more than HELD intervals, a look is at 32 tiles at once: which some row
+	 * sees, and of which not all rows of a warpgroup see all. By all loading warps. A lane
+	 * keeps of one of the tiles by which of their intervals its warp's rows see some. REACHES:
+	 * and what the rows see altogether. */
+	template <bool REACHES> METHOD DataReach look(SeenRows &rows, i32 number) const
 	{
 		u32 all[4] = {}; /* some; of each warpgroup */
+		DataReach reach = DataReach::nothing();
 
-		rows.word = number;
+		rows.word = number, rows.by = 0;
 		NO_UNROLL
 		for (int n = 0; n < LANE_ROWS; n++) {
 			const DataRow of = data_row(rows, n);
-			u32 some = 0, whole = 0;
+			u32 whole = 0;
+			DataReach r = DataReach::nothing();
 
 			NO_UNROLL
-			for (i32 k = 0; k < of.n; k += 2) {
-				DataInterval x, y;
+			for (i32 k = 0; k < of.n; k += TOGETHER) {
+				DataInterval x[TOGETHER];
 
-				of.two_at(k, x, y);
-				mark(x, number, &some, &whole);
-				mark(y, number, &some, &whole);
+				of.some_at(k, x);
+				UNROLL
+				for (int i = 0; i < TOGETHER; i++) {
+					const u32 some = __reduce_or_sync(
+						0xffffffffu, mark(x[i], number, &whole));
+
+					all[0] |= some;
+					rows.by |= (some >> lane_id() & 1) << (k + i) % 32;
+					if (REACHES)
+						r.add(x[i]);
+				}
 			}
-			all[0] |= some;
+			reach.join(r.of_row());
 			UNROLL
 			for (int group = 0; group < GROUPS; group++)
 				all[1 + group] |= lane_row(rows, n) / 64 == group ? ~whole : 0;
 		}
 		UNROLL
-		for (int i = 0; i < 1 + GROUPS; i++)
+		for (int i = 1; i < 1 + GROUPS; i++)
 			all[i] = __reduce_or_sync(0xffffffffu, all[i]);
+		if (REACHES)
+			reach.join_wave();
 		sync_loaders(); /* what was there has been read */
 		if (lane_id() == 0)
-			store_shared_16(lds + REACHES_AT + rows.warp * 16, all);
+			store_shared_16(lds + MARKS_AT + rows.warp * 16, all);
+		if (REACHES)
+			tell_reach(rows, reach);
 		sync_loaders();
+		return REACHES ? joined_reach() : reach;
 	}
 	/* As a vote: bit 0: some row sees some of it; bit 1 and on: of a warpgroup's not all do. */
 	METHOD u32 find_tile(SeenRows &rows, i32 tile) const
@@ -791,30 +822,33 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		u32 found = 0;
 
 		if (tile / 32 != rows.word)
-			find_word(rows, tile / 32);
+			look<false>(rows, tile / 32);
 		UNROLL
 		for (int warp = 0; warp < 4; warp++) {
 			u32 x[4];
 
-			load_shared_16(lds + REACHES_AT + warp * 16, x);
+			load_shared_16(lds + MARKS_AT + warp * 16, x);
 			UNROLL
 			for (int i = 0; i < 1 + GROUPS; i++)
 				found |= (x[i] >> tile % 32 & 1) << i;
 		}
 		return found;
 	}
-	/* The tiles, of the 32 of this number, of which an interval has some or all. What lies
-	 * behind the last key is nobody's. */
-	METHOD void mark(const DataInterval &x, i32 number, u32 *some, u32 *whole) const
+	/* The tiles, of the 32 of this number, of which an interval has some; whole: or all. What
+	 * lies behind the last key is nobody's. */
+	METHOD u32 mark(const DataInterval &x, i32 number, u32 *whole) const
 	{
 		const i32 begin = number * 32 * C::TILE_N;
 		i32 low = max_of(x.low - begin, 0), high = min_of(x.high - begin, 32 * C::TILE_N);
 
 		if (low >= high)
-			return;
-		*some |= first_bits(ceil_div(high, C::TILE_N)) & ~first_bits(low / C::TILE_N);
+			return 0;
+		const u32 some = first_bits(ceil_div(high, C::TILE_N)) &
+				 ~first_bits(low / C::TILE_N);
+
 		high = x.high < seq.n_k ? high / C::TILE_N : ceil_div(high, C::TILE_N);
 		*whole |= first_bits(high) & ~first_bits(ceil_div(low, C::TILE_N));
+		return some;
 	}
 
 	/* The last tile before the n-th that some row of the block sees; of a piece that sees
@@ -827,12 +861,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			u32 mine = 0;
 
 			if (column >= reach.full_low && end <= reach.full_high)
-				return SeenTile{n, 0};
+				return SeenTile{n, 0, 0};
 			if (HELD > 0 && !holds_all()) {
 				const u32 x = find_tile(rows, column / C::TILE_N);
 
 				if (x & 1 || (must && n == 0))
-					return SeenTile{n, x >> 1};
+					return SeenTile{n, x >> 1,
+							shuffle_word(rows.by,
+								     column / C::TILE_N % 32)};
 				continue;
 			}
 			if (holds_all())
@@ -855,14 +891,76 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			u32 all = vote(mine, rows);
 
 			if (all & 1 || (must && n == 0))
-				return SeenTile{n, all >> 1};
+				return SeenTile{n, all >> 1, 0};
 		}
-		return SeenTile{-1, 0};
+		return SeenTile{-1, 0, 0};
 	}
+
+	/* Which columns of a tile one of the lane's rows sees, a bit each. */
+	static const int COLUMN_WORDS = (C::TILE_N + 31) / 32;
+	METHOD void find_columns(u32 (&seen)[COLUMN_WORDS], const SeenRows &rows, int n, u32 by,
+				 i32 column) const
+	{
+		UNROLL
+		for (int w = 0; w < COLUMN_WORDS; w++)
+			seen[w] = 0;
+		if constexpr (HELD == 0) {
+			const u8 *bits = this->mask_data().bits_of(tile_row + lane_row(rows, n),
+								   head);
+			const i32 last = (seq.n_k - 1) >> 3;
+
+			UNROLL
+			for (int i = 0; i < C::TILE_N / 8; i++)
+				seen[i / 4] |= (u32)load_memory(bits +
+								min_of((column >> 3) + i, last) *
+									a.mask_data.bits.stride_dim)
+					       << i % 4 * 8;
+		} else if (holds_all()) {
+			UNROLL
+			for (int k = 0; k < HELD; k++)
+				add_columns(seen, rows.x[n][k], column);
+		} else {
+			const DataRow of = data_row(rows, n);
+
+			NO_UNROLL
+			for (; by; by &= by - 1)
+				add_columns(seen, of.at(__ffs(by) - 1), column);
+		}
+	}
+	METHOD static void add_columns(u32 (&seen)[COLUMN_WORDS], const DataInterval &x, i32 column)
+	{
+		UNROLL
+		for (int w = 0; w < COLUMN_WORDS; w++)
+			seen[w] |= DataMask<C>::bits_of_32(x, column + 32 * w);
+	}
+	/* Of eight columns a lane has two; what it has of 32 stays as far apart as it is, and that
+	 * of the next 32 goes between: see hide_data(). */
+	METHOD void store_places(const SeenRows &rows, u32 by, i32 column, i32 stage) const
+	{
+		UNROLL
+		for (int n = 0; n < LANE_ROWS; n++) {
+			u32 seen[COLUMN_WORDS];
+
+			if ((n * 4 + rows.warp) * FMHA_WAVE >= C::TILE_M)
+				continue;
+			find_columns(seen, rows, n, by, column);
+			UNROLL
+			for (int lane = 0; lane < 4; lane++) {
+				u32 places = 0;
+
+				UNROLL
+				for (int w = 0; w < COLUMN_WORDS; w++)
+					places |= (seen[w] >> 2 * lane & 0x03030303) << 2 * w;
+				store_shared(places_at(stage) + lane_row(rows, n) * 16 + lane * 4,
+					     bits_to_float(places));
+			}
+		}
+	}
+	METHOD u32 places_at(i32 stage) const { return lds + PLACES_AT + stage * PLACES; }
 
 	METHOD void load_seen(const TensorMap &q, const TensorMap &k, const TensorMap &v)
 	{
-		KeyRing keys = {0, 1}, values = {0, 1};
+		i32 number = 0; /* of the tile, among all */
 		QueryRing queries = {0, 1};
 		Progress at = start();
 		ColumnTiles tiles;
@@ -877,56 +975,72 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (a.cache.cache_batch_idx)
 				batch = clamp(a.cache.cache_batch_idx[seq.batch], 0,
 					      a.cache.cache_batch - 1);
-			hold_rows(rows);
+			if (holds_all())
+				hold_rows(rows);
 			rows.word = -1;
 			const DataReach reach = reach_of_data(rows);
 
 			if (tiles.n_sink == 0)
 				tiles.narrow_to_some(reach.low, reach.high);
-			for (SeenTile tile = {-1, 0}, next;; tile = next) {
+			for (SeenTile tile = {-1, 0, 0}, next;; tile = next) {
 				bool begins = tile.number < 0;
 
 				next = tile_before(tiles, rows, reach,
 						   begins ? tiles.count : tile.number, begins);
-				if (begins || rows.warp > 0) {
+				if (begins) {
 					if (next.number < 0)
 						break;
 					continue;
 				}
-				i32 column = tiles.column(tile.number);
+				const i32 column = tiles.column(tile.number);
+				const KeyRing keys = ring_of(number++);
 
 				barrier_wait(k_empty(keys.stage), keys.parity);
-				if (lane_id() == 0) {
-					u32 last = next.number < 0 ? LAST_OF_PIECE : 0;
-
-					store_shared_8(seen_at(keys.stage),
-						       chunk8{{(u32)column, tile.hides | last}});
+				if (rows.warp == 0) {
+					if (lane_id() == 0)
+						store_shared_8(
+							seen_at(keys.stage),
+							chunk8{{(u32)column,
+								tile.hides |
+									(next.number < 0
+										 ? LAST_OF_PIECE
+										 : 0)}});
+					load_rows<K_SLABS>(k_tile(keys.stage), K_SLAB, k,
+							   k_full(keys.stage), row + column, head_k,
+							   batch, KEY_BOX);
+					if (before < 0) {
+						barrier_wait(q_empty(queries.stage),
+							     queries.parity);
+						load_queries(q, queries.stage);
+						queries.next();
+					} else {
+						load_value(v, ring_of(number - 2), row + before,
+							   batch);
+					}
+					before = column;
 				}
-				load_rows<K_SLABS>(k_tile(keys.stage), K_SLAB, k,
-						   k_full(keys.stage), row + column, head_k, batch,
-						   KEY_BOX);
-				keys.next();
-				if (before < 0) {
-					barrier_wait(q_empty(queries.stage), queries.parity);
-					load_queries(q, queries.stage);
-					queries.next();
-				} else {
-					load_value(v, values, row + before, batch);
-				}
-				before = column;
+				/* While the tile is on its way. */
+				if (tile.hides)
+					store_places(rows, tile.by, column, keys.stage);
+				wave_sync();
+				release(k_full(keys.stage));
 				if (next.number < 0)
 					break;
 			}
 			if (rows.warp == 0)
-				load_value(v, values, row + before, batch);
+				load_value(v, ring_of(number - 1), row + before, batch);
 		}
 	}
-	METHOD void load_value(const TensorMap &v, KeyRing &values, i32 row, i32 batch) const
+	/* Where the n-th tile is, for who fills it. */
+	METHOD static KeyRing ring_of(i32 n)
+	{
+		return KeyRing{n % STAGES, (u32)(n / STAGES & 1 ^ 1)};
+	}
+	METHOD void load_value(const TensorMap &v, const KeyRing &values, i32 row, i32 batch) const
 	{
 		barrier_wait(v_empty(values.stage), values.parity);
 		load_rows<V_SLABS>(v_copy(values.stage), K_SLAB, v, v_full(values.stage), row,
 				   head_k, batch, KEY_BOX);
-		values.next();
 	}
 
 	/* The column of the tile that has come, and how many follow it: of a mask that is data
@@ -942,107 +1056,29 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		return (i32)tile.w[0];
 	}
 
-	/* The first n of a lane's columns of a row are those before `column`: two in eight. */
-	METHOD static u64 places_before(i32 column)
-	{
-		i32 n = column <= 0 ? 0 : min_of(column / 8 * 2 + min_of(column % 8, 2), TN * 4);
-
-		return n == 64 ? ~0ull : (1ull << n) - 1;
-	}
-	METHOD void hold_intervals()
-	{
-		const DataRow of = DataRow::make(a.mask_data, seq, wave_row() + lane_id() % 16,
-						 head);
-
-		UNROLL
-		for (int k = 0; k < HELD; k++)
-			held[k] = k < of.n ? of.at(k) : DataInterval{0, 0};
-	}
-	/* Finds which of the lane's elements of a tile their rows see, a bit a place. Asked for
-	 * while products are under way: what it reads is far. */
-	METHOD void find_seen_places(i32 column)
-	{
-		static_assert(!HAS_DATA || TN * 4 <= 64, "a bit a place");
-		if constexpr (HELD > 0)
-			see_intervals(column + Core::column(0));
-		else
-			see_bits(column);
-	}
-	/* How many of a lane's rows, and of their further intervals, are asked for together: wide
-	 * heads and three warpgroups have no registers for two. */
-	static const int AT_ONCE = GROUPS == 2 && C::HDIM_Q <= 128 ? 2 : 1;
-	static_assert(Core::STATS == 2, "a lane's rows");
-
-	METHOD DataRow row_of_data(int r) const
-	{
-		return DataRow::make(a.mask_data, seq, wave_row() + Core::stat_row(r), head);
-	}
-	/* from: the lane's first column. */
-	METHOD void see_interval(int r, i32 from, i32 low, i32 high)
-	{
-		seen_places[r] |= places_before(high - from) & ~places_before(low - from);
-	}
-	METHOD void see_intervals(i32 from)
+	/* Reads which of the lane's elements of a tile their rows see, a bit a place. */
+	METHOD void find_seen_places(i32 stage)
 	{
 		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			i32 lane = lane_id() / 4 + 8 * r;
-
-			seen_places[r] = 0;
-			UNROLL
-			for (int k = 0; k < HELD; k++)
-				see_interval(r, from, held[k].low_of(lane), held[k].high_of(lane));
-		}
-		UNROLL
-		for (int first = 0; first < Core::STATS; first += AT_ONCE)
-			NO_UNROLL
-			for (i32 k = HELD; k < (a.mask_data.n_endpoints + 1) / 2; k += AT_ONCE) {
-				DataInterval x[AT_ONCE][AT_ONCE];
-
-				if constexpr (AT_ONCE == 1)
-					x[0][0] = row_of_data(first).at(k);
-				else
-					UNROLL
-					for (int r = 0; r < AT_ONCE; r++)
-						row_of_data(r).two_at(k, x[r][0], x[r][1]);
-				UNROLL
-				for (int r = 0; r < AT_ONCE; r++)
-					UNROLL
-					for (int i = 0; i < AT_ONCE; i++)
-						see_interval(first + r, from, x[r][i].low,
-							     x[r][i].high);
-			}
+		for (int r = 0; r < Core::STATS; r++)
+			seen_places[r] = float_to_bits(
+				load_shared(places_at(stage) + lane_id() % 4 * 4 +
+					    (wave_m * 16 + Core::stat_row(r)) * 16));
+		wave_sync(); /* before a lane says that the stage has been read */
 	}
-	METHOD void see_bits(i32 column)
-	{
-		const i32 last = (seq.n_k - 1) >> 3;
-
-		UNROLL
-		for (int r = 0; r < Core::STATS; r++) {
-			const u8 *bits = this->mask_data().bits_of(
-				wave_row() + Core::stat_row(r), head);
-			u64 seen = 0;
-
-			NO_UNROLL
-			for (int n = 0; n < TN * 2; n++) {
-				i32 byte = min_of((column >> 3) + n, last);
-				u32 x = load_memory(bits + byte * a.mask_data.bits.stride_dim);
-
-				seen |= (u64)(x >> Core::column(0) & 3) << 2 * n;
-			}
-			seen_places[r] = seen;
-		}
-	}
+	/* In the order of bits, of which eight become predicates at once. */
 	METHOD void hide_data(Scores &s, float hidden) const
 	{
 		UNROLL
-		for (int n = 0; n < TN; n++)
+		for (int r = 0; r < Core::STATS; r++)
 			UNROLL
-			for (int e = 0; e < Core::E; e++)
-				if (!(seen_places[Core::stat(e)] >>
-					      (n * 4 + e / 4 * 2 + e % 2) &
-				      1))
-					s.t[0][n].x[e] = hidden;
+			for (int bit = 0; bit < 32; bit++) {
+				const int eight = bit % 8 / 2 * 4 + bit / 8; /* columns */
+
+				if (eight < 2 * TN && !(seen_places[r] >> bit & 1))
+					s.t[0][eight / 2].x[eight % 2 * 4 + r * 2 + bit % 2] =
+						hidden;
+			}
 	}
 
 	/* The stage of the copy of a tile that goes to @tile, and the parity of its arrival: of one
@@ -1459,14 +1495,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		Scores s;
 		Weights p;
 
-		if (HELD > 0)
-			hold_intervals();
 		barrier_wait(q_full(queries.stage), queries.parity);
 		barrier_wait(k_full(keys.stage), keys.parity);
 		column = take_tile(tiles, keys.stage, &n);
 		start_scores(s, queries.stage, keys.stage);
 		if (HAS_DATA && hides)
-			find_seen_places(column);
+			find_seen_places(keys.stage);
 		wgmma_wait<0>();
 		settle(s.t[0]);
 		release(k_empty(keys.stage));
@@ -1487,7 +1521,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			start_output(p, values.stage);
 			give_turn();
 			if (HAS_DATA && hides)
-				find_seen_places(column);
+				find_seen_places(keys.stage);
 			wgmma_wait<1>();
 			settle(s.t[0]);
 			release(k_empty(keys.stage));
@@ -1691,7 +1725,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			}
 			UNROLL
 			for (int i = 0; i < STAGES; i++) {
-				barrier_init(k_full(i), NARROW ? WIDENING_WARPS : COPYING_WARPS);
+				barrier_init(k_full(i), NARROW ? WIDENING_WARPS : KEY_ARRIVALS);
 				barrier_init(v_full(i),
 					     Values::WIDENED ? WIDENING_WARPS : COPYING_WARPS);
 				barrier_init(k_empty(i), C::WAVES_M);

@@ -83,7 +83,7 @@ private:
 
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++)
-				row_of(v, row, i, head).two_at(0, x[i][0], x[i][1]);
+				row_of(v, row, i, head).some_at(0, x[i]);
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++) {
 				add(v, band, row + i * WAVES * FMHA_WAVE, x[i][0]);

@@ -202,6 +202,10 @@ DEV void store_shared_byte(u32 at, u32 x)
 {
 	asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
+DEV void store_shared_half(u32 at, u32 x)
+{
+	asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)x) : "memory");
+}
 DEV void store_shared_8(u32 at, chunk8 x)
 {
 	asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(x.w[0]), "r"(x.w[1])

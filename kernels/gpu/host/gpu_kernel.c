@@ -308,7 +308,7 @@ static int wide_keys(const struct traits *traits, const struct gpu_tile *t)
 		return traits->softcap ? 32 : 64;
 	if (both || alibi || traits->dropout || capped_by_head)
 		return 32;
-	return traits->bias || traits->softcap ? 64 : 80;
+	return traits->bias || traits->softcap || traits->mask_data ? 64 : 80;
 }
 
 /* With heads of up to 96 three warpgroups have registers for 96 keys, of bare scores. */
