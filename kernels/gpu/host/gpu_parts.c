@@ -18,6 +18,11 @@
  *   parts    8 bytes for each element of dK and dV, written and read, at PART_BYTES; none of one
  *            part
  *
+ * A mask in memory is searched by each block, for all of its heads at once, and nobody knows here
+ * what it says: one part. Where rows have so many intervals that blocks come in no order of their
+ * work, and a unit has fewer than DATA_BLOCKS of them, two: keys that all rows see, such as first
+ * ones, would keep a block busy for long after all others.
+ *
  * The fewest parts are taken whose time is below WORTH of one part's, and more of them where they
  * gain 2 % again. Their sums are bounded by the blocks: 1.1 GB.
  *
@@ -42,6 +47,7 @@
 #define PART_BYTES  2.5e6 /* a microsecond */
 #define WORTH	    0.96
 #define WORTH_MORE  0.98
+#define DATA_BLOCKS 6 /* of a unit */
 
 /* The last of so many rounds is a small part of the time. */
 #define MOST_ROUNDS 32
@@ -184,10 +190,13 @@ int32_t gpu_kernel_parts(const struct gpu_tile *tile, uint32_t units, const stru
 	int32_t best = 1;
 
 	ret_us[0] = ret_us[1] = 0;
-	/* A mask in memory is searched for all heads of a block at once. */
-	if (group < 2 || blocks < 1 || blocks > (double)most || s->seqlen_q_max == 0 ||
-	    a->mask_data.intervals.data || a->mask_data.bits.data)
+	if (group < 2 || blocks < 1 || blocks > (double)most || s->seqlen_q_max == 0)
 		return best;
+	if (a->mask_data.intervals.data || a->mask_data.bits.data)
+		return group % 2 == 0 && a->mask_data.n_endpoints > GRID_ORDER_ENDPOINTS &&
+				       blocks < DATA_BLOCKS * (double)n_units
+			       ? 2
+			       : 1;
 	ret_us[0] = ret_us[1] = all_blocks(a, tile, 1, n_units) * tile_us(tile);
 	for (int64_t n = 2; n <= group && blocks * (double)n <= 2 * (double)most; n++) {
 		double worth = best == 1 ? WORTH : WORTH_MORE, us;

@@ -13,6 +13,7 @@
 #include <kernels/gpu_kernel.h>
 
 #include "core/block_order.h"
+#include "core/grid.h"
 
 #define UNITS 132
 
@@ -132,6 +133,23 @@ static void the_longest_block_is_cut(void **state)
 	assert_int_equal(parts_of(&a, us), 4);
 }
 
+/* Of a mask that is data nobody knows here what it says; one of many intervals may have keys that all rows see. */
+static void masks_of_many_intervals_are_cut(void **state)
+{
+	struct abi_bwd_args a = args_of(64, 8, 8192, 128, false);
+	int32_t endpoints = 0;
+	double us[2];
+
+	(void)state;
+	a.mask_data.intervals.data = &endpoints;
+	a.mask_data.n_endpoints = GRID_ORDER_ENDPOINTS;
+	assert_int_equal(parts_of(&a, us), 1);
+	a.mask_data.n_endpoints = GRID_ORDER_ENDPOINTS + 2;
+	assert_int_equal(parts_of(&a, us), 2);
+	a.nhead_k = 64;
+	assert_int_equal(parts_of(&a, us), 1);
+}
+
 /* Blocks of many heads lose what they share in the cache: an H100 had 415 TFLOP/s whole and 510 in 7 parts of 28 heads
  * on 4, 429 and 493 in 2 of 64 on 8; of 32 on 8 it was 509 and 522. */
 static void many_heads_of_a_block_drift_apart(void **state)
@@ -227,6 +245,7 @@ int main(void)
 		cmocka_unit_test(every_block_has_a_place),
 		cmocka_unit_test(few_blocks_are_cut),
 		cmocka_unit_test(the_longest_block_is_cut),
+		cmocka_unit_test(masks_of_many_intervals_are_cut),
 		cmocka_unit_test(many_heads_of_a_block_drift_apart),
 		cmocka_unit_test(what_is_left_whole),
 		cmocka_unit_test(packed_sequences_are_long_or_short),
