@@ -72,6 +72,12 @@ VARIANTS = dict([
     variant(512, 512, 64, 64, PAGED=1), variant(512, 512, 64, 64, MASK=1, PAGED=1), variant(384, 384, 64, 64, "f16", MASK=1, PAGED=1),
     variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1), variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1, MASK=1),
     variant(512, 512, 64, 64, LOGITS=1, SOFTCAP=1, MASK=1, PAGED=1),
+] + [
+    variant(d, dv, m, n, INTERVALS=1, **mask) for d, dv, m, n in ((64, 64, 192, 64), (128, 128, 128, 128)) for mask in ({}, dict(MASK=1))
+] + [
+    variant(96, 96, 128, 128, INTERVALS=1, MASK=1), variant(192, 128, 128, 128, INTERVALS=1), variant(256, 256, 128, 64, INTERVALS=1),
+    variant(128, 128, 128, 128, INTERVALS=1, MASK=1, LOGITS=1, SOFTCAP=1), variant(64, 64, 192, 64, BITS=1, MASK=1),
+    variant(128, 128, 128, 128, BITS=1),
 ])
 
 
@@ -83,7 +89,7 @@ def ask(args, v):
     args.band.mask = abi.MASK_BOTTOM_RIGHT if f.get("MASK") else abi.MASK_NONE
     args.logits_soft_cap, args.dropout.p_drop = f.get("SOFTCAP", 0), f.get("DROPOUT", 0)
     args.bias.data, args.alibi_slopes = (64 if f.get("BIAS") == i else None for i in (1, 2))
-    args.mask_data.intervals.data = 64 if f.get("INTERVALS") else None
+    args.mask_data.intervals.data, args.mask_data.bits.data = (64 if f.get(kind) else None for kind in ("INTERVALS", "BITS"))
     return args
 
 
@@ -210,6 +216,7 @@ class Problem:
     descale: tuple = ()  # of q, k, v: (batch, heads)
     pages: object = None
     intervals: object = None  # endpoints (batch or 1, heads or 1, n, rows); of sequences on packed axes the first axis is 1
+    bits: object = None  # the same of the bytes of a mask (.., .., rows, bytes)
     rest: int = 0  # parts of each of the last tiles
     arrivals: object = None
     keep: tuple = ()
@@ -268,6 +275,9 @@ class Problem:
             b, h, e, i = (0 if axis < 2 and n == 1 else s for axis, (n, s) in enumerate(zip(self.intervals.shape, self.intervals.stride())))
             a.mask_data.intervals = abi.STRUCTS["abi_tensor"](self.intervals.data_ptr(), b, i, h, e)
             a.mask_data.n_endpoints = self.intervals.shape[2]
+        if self.bits is not None:
+            b, h, i, e = (0 if axis < 2 and n == 1 else s for axis, (n, s) in enumerate(zip(self.bits.shape, self.bits.stride())))
+            a.mask_data.bits = abi.STRUCTS["abi_tensor"](self.bits.data_ptr(), b, i, h, e)
         if self.bias is not None:  # (batch, head, row, column)
             b, h, i, j = self.bias.stride()
             a.bias, a.bias_dtype = abi.STRUCTS["abi_tensor"](self.bias.data_ptr(), b, i, h, j), a.dtype
@@ -301,12 +311,27 @@ class Problem:
                 seen &= (j >= at - self.left) | (j < self.sinks)
         return seen
 
+    def seen_of(self, torch, b, n_q, n_k, first=0):
+        """(heads or 1, rows, keys) of a sequence, whose rows begin at @first of the mask's."""
+        seen = self.seen(torch, n_q, n_k)[None]
+        if self.bits is not None:
+            x = self.bits[min(b, self.bits.shape[0] - 1), :, first:first + n_q, :, None] >> torch.arange(8, device="cuda")
+            return seen & (x & 1).bool().flatten(2)[..., :n_k]
+        if self.intervals is None:
+            return seen
+        f = self.intervals[min(b, self.intervals.shape[0] - 1), :, :, first:first + n_q, None].long()
+        j = torch.arange(n_k, device="cuda")
+        within = j < f[:, 0]
+        for e in range(2, f.shape[1], 2):
+            within |= (j >= f[:, e - 1]) & (j < f[:, e])
+        return seen & within
+
     def wrong(self):
         """The relative error of O and the largest of LSE, against float64."""
         import torch
         above = below = 0.0
-        worst = 0.0
-        for q, k, v, o, lse, bias, kept in self.sequences():
+        worst, first = 0.0, 0
+        for b, (q, k, v, o, lse, bias, kept) in enumerate(self.sequences()):
             n_q, n_k = q.shape[0], k.shape[0]
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
             s = torch.einsum("ihd,jhd->hij", q, k) * (self.scale * q.shape[2] ** -0.5)
@@ -317,7 +342,8 @@ class Problem:
                 s -= self.slopes.double()[:, None, None] * (i + n_k - n_q - j).abs()
             if bias is not None:
                 s += bias
-            seen = self.seen(torch, n_q, n_k)
+            seen = self.seen_of(torch, b, n_q, n_k, first)
+            first += n_q if self.group else 0
             s.masked_fill_(~seen, -math.inf)
             sink = s.new_full((*s.shape[:2], 1), -math.inf)
             if self.sink is not None:
@@ -330,7 +356,7 @@ class Problem:
             want_lse = (top + total.log())[..., 0]
             if kept is not None:
                 p *= kept / (1 - self.dropout)
-            used = seen.any(0)
+            used = seen.any(0).any(0)
             want = torch.einsum("hij,jhd->ihd", p, v.masked_fill(~used[:, None, None], 0))
             above += (o.double() - want).nan_to_num(nan=0.0).square().sum().item()
             below += want.nan_to_num(nan=0.0).square().sum().item()
@@ -460,6 +486,59 @@ def split(torch, at, masked, causal):
     yield "3 parts in a group", at(1, 20, 4, 0, 0, group=group, rest=3)
 
 
+def documents(n, mean, causal):
+    """Endpoints (1, 1, 3, n) of documents behind each other."""
+    import torch
+    starts = [0]
+    while starts[-1] < n:
+        starts.append(min(starts[-1] + int(torch.randint(1, 2 * mean, ())), n))
+    starts = torch.tensor(starts)
+    i = torch.arange(n)
+    at = torch.searchsorted(starts, i, right=True) - 1
+    return torch.stack([0 * i, starts[at], i + 1 if causal else starts[at + 1]])[None, None].int().cuda()
+
+
+def unions(torch, b, h, n, rows, keys):
+    """Endpoints of which some are those of their neighbours, some mean nothing, and some rows see nothing."""
+    size = (b, h, n, rows)
+    alike = torch.randint(-50, keys + 50, (b, h, n, -(-rows // 100))).repeat_interleave(100, 3)[..., :rows]
+    f = torch.where(torch.rand(b, h, 1, 1) < 0.6, alike, torch.randint(-50, keys + 50, size))
+    f = torch.where(torch.rand(size) < 0.01, torch.tensor([-2 ** 31, 2 ** 31 - 1])[torch.randint(0, 2, size)], f)
+    f[..., rows // 3:rows // 3 + 7] = 0
+    return f.int().cuda()
+
+
+def random_bits(torch, b, h, rows, keys):
+    """Of a mask: tiles of which nothing is seen, all, and some of it."""
+    tiles = torch.randint(0, 3, (b, h, -(-rows // 64), -(-keys // 128))).repeat_interleave(64, 2).repeat_interleave(16, 3)
+    tiles = tiles[..., :rows, :-(-keys // 8)]
+    return torch.where(tiles == 2, torch.randint(0, 256, tiles.shape), 255 * tiles).to(torch.uint8).cuda()
+
+
+def with_bits(torch, at, **masked):
+    torch.manual_seed(5)
+    for b, h, sq, sk in ((1, 1, 300, 800), (2, 6, 777, 1333), (1, 6, 1, 9)):
+        yield f"bits of {sq} rows", at(b, 6, 2, sq, sk, bits=random_bits(torch, b, h, sq, sk), **masked)
+    group = [(5, 300), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257)]
+    yield "group of bits", at(1, 6, 2, 0, 0, group=group, bits=random_bits(torch, 1, 1, sum(x for x, _ in group), 400), **masked)
+
+
+def with_intervals(torch, at, cap, **masked):
+    """Masks that are data: for one head and for all, of few intervals and of many, for sequences behind each other."""
+    torch.manual_seed(5)
+    for what, causal in (("documents", False), ("causal documents", True)):
+        yield what, at(2, 24, 8, 1500, 1500, intervals=documents(1500, 200, causal), cap=cap, **masked)
+    for b, h, n, sq, sk in ((1, 1, 1, 300, 800), (2, 24, 3, 777, 1333), (1, 1, 7, 450, 900), (2, 1, 33, 390, 2500), (1, 24, 63, 200, 9500), (1, 1, 3, 1, 1)):
+        yield f"unions of {n} endpoints", at(b, 24, 8, sq, sk, intervals=unions(torch, b, h, n, sq, sk), cap=cap, **masked)
+    side, near = 40, 7  # as natten_2d: an interval a row of an image
+    y, x = (torch.clamp(i - near // 2, 0, side - near) for i in (torch.arange(side ** 2) // side, torch.arange(side ** 2) % side))
+    low = (y[:, None] + torch.arange(near)) * side + x[:, None]
+    image = torch.stack([low, low + near], 2).flatten(1).T
+    yield "image", at(1, 4, 4, side ** 2, side ** 2, intervals=torch.cat([image[:1] * 0, image])[None, None].int().cuda(), cap=cap, **masked)
+    group = [(5, 300), (0, 8), (333, 90), (400, 400), (4, 0), (129, 257), (1, 1000)]
+    yield "group of unions", at(1, 6, 2, 0, 0, group=group, intervals=unions(torch, 1, 6, 5, sum(x for x, _ in group), 400), cap=cap, **masked)
+
+
 def checks(torch, v):
     """Problems for a variant."""
     d, dv, dtype = v["dq"], v["dv"], v["dtype"]
@@ -471,6 +550,12 @@ def checks(torch, v):
             n = len(group) if group else b
             more["descale"] = tuple(torch.rand(n, h, device="cuda") + 0.5 for h in (rest[0], rest[1], rest[1]))
         return make(torch, b, *rest, d, dv, dtype, group=group, **more)
+    if f.get("INTERVALS"):
+        yield from with_intervals(torch, at, 5.0 if f.get("SOFTCAP") else 0, **causal)
+        return
+    if f.get("BITS"):
+        yield from with_bits(torch, at, **causal)
+        return
     if f.get("DROPOUT"):
         causal = causal | (dict(cap=20.0) if f.get("SOFTCAP") else {})
         yield "dropout", at(2, 4, 2, 333, 777, dropout=0.2, **causal)
@@ -532,7 +617,8 @@ MOST = {"bf16": 6e-3, "f16": 1e-3, "e4m3": 6e-3}
 
 
 FEW = ("odd", "2 parts of 2 x 24/8 x 700", "group", "seventy sequences", "window", "ALiBi", "bias", "of all rows", "cap 20.0", "dropout", "padded with NaN", "NaN in a key",
-       "heavy first key", "heavy last key", "values of one sign")
+       "heavy first key", "heavy last key", "values of one sign", "causal documents", "unions of 7 endpoints", "image", "group of unions",
+       "bits of 300 rows")
 
 
 def check(device, match, few=False):
@@ -586,7 +672,8 @@ def bench(device, match, rows):
         b, hq, hk, s, d, dv = shape
         for dtype, causal in itertools.product(("bf16", "e4m3"), (False, True)):
             names = [n for n, v in device.variants.items() if (v["dq"], v["dv"]) == (d, dv) and v["dtype"] == dtype and
-                     v["features"].get("MASK", 0) == causal and not {"LOGITS", "DROPOUT", "PAGED", "SPLIT"} & set(v["features"]) and match in n]
+                     v["features"].get("MASK", 0) == causal and not {"LOGITS", "DROPOUT", "PAGED", "SPLIT", "INTERVALS", "BITS"} & set(v["features"]) and
+                     match in n]
             if not names:
                 continue
             sets = [make(torch, b, hq, hk, s, s, d, dv, dtype, **(CAUSAL if causal else {})) for _ in range(3)]

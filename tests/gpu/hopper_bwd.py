@@ -21,11 +21,11 @@ import cuda_device
 import hopper
 import libraries
 from gpu_timer import compare
-from hopper import CAUSAL, variant
+from hopper import CAUSAL, documents, unions, variant
 
 COUNTERS = 64  # 2 LDS_DQ_COUNTER
 KEEP = 0.8  # dropout
-FEW = ("odd", "group", "modified", "odd, parts", "group, parts", "modified, parts")
+FEW = ("odd", "group", "modified", "odd, parts", "group, parts", "modified, parts", "bits of 300 rows")
 
 
 VARIANTS = dict([
@@ -41,7 +41,7 @@ VARIANTS = dict([
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, BIAS=2), variant(256, 256, 64, 64, MASK=1, LOGITS=1, BIAS=2),
     variant(128, 128, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1), variant(128, 128, 64, 128, MASK=1, DROPOUT=1),
     variant(64, 64, 64, 128, MASK=1, LOGITS=1, SOFTCAP=1, DROPOUT=1, BIAS=1),
-] + [variant(d, d, 64, 128, INTERVALS=1, **mask) for d in (64, 128) for mask in ({}, dict(MASK=1))])
+] + [variant(d, d, 64, 128, INTERVALS=1, **mask) for d in (64, 128) for mask in ({}, dict(MASK=1))] + [variant(128, 128, 64, 128, BITS=1)])
 SMALL = {"dot": abi.BWD_DOT_DO_O, "convert": abi.BWD_CONVERT_DQ}
 
 
@@ -178,18 +178,6 @@ class Problem(hopper.Problem):
         a.d = abi.STRUCTS["abi_rows"](both.data_ptr() + 4 * a.order_words, d.stride_batch, d.stride_head, d.stride_seq)
         self.order = both[:lists * n * 3].view(lists, n, 3)
         self.keep += (both,)
-
-    def seen_of(self, torch, b, n_q, n_k, first=0):
-        """(heads or 1, rows, keys) of a sequence, whose rows begin at @first of the intervals'."""
-        seen = self.seen(torch, n_q, n_k)[None]
-        if self.intervals is None:
-            return seen
-        f = self.intervals[min(b, self.intervals.shape[0] - 1), :, :, first:first + n_q, None].long()
-        j = torch.arange(n_k, device="cuda")
-        within = j < f[:, 0]
-        for e in range(2, f.shape[1], 2):
-            within |= (j >= f[:, e - 1]) & (j < f[:, e])
-        return seen & within
 
     def gradients(self):
         """(q, k, v, dO, what was found: dq, dk, dv) of each sequence."""
@@ -360,7 +348,7 @@ def check(device, match, few=False, parts=False):
             wrong, n = (0, 0) if parts else check_intervals(device, name, v, few)
             failed, done = failed + wrong, done + n
             continue
-        for what, p in checks(torch, v):
+        for what, p in with_bits(torch, v) if v["features"].get("BITS") else checks(torch, v):
             if few and what not in FEW or parts and not what.endswith(", parts"):
                 continue
             launch = device.launch_of(name, p)
@@ -383,28 +371,6 @@ def check(device, match, few=False, parts=False):
     return failed
 
 
-def documents(n, mean, causal):
-    """Endpoints (1, 1, 3, n) of documents behind each other."""
-    import torch
-    starts = [0]
-    while starts[-1] < n:
-        starts.append(min(starts[-1] + int(torch.randint(1, 2 * mean, ())), n))
-    starts = torch.tensor(starts)
-    i = torch.arange(n)
-    at = torch.searchsorted(starts, i, right=True) - 1
-    return torch.stack([0 * i, starts[at], i + 1 if causal else starts[at + 1]])[None, None].int().cuda()
-
-
-def unions(torch, b, h, n, rows, keys):
-    """Endpoints of which some are those of their neighbours, some mean nothing, and some rows see nothing."""
-    size = (b, h, n, rows)
-    alike = torch.randint(-50, keys + 50, (b, h, n, -(-rows // 100))).repeat_interleave(100, 3)[..., :rows]
-    f = torch.where(torch.rand(b, h, 1, 1) < 0.6, alike, torch.randint(-50, keys + 50, size))
-    f = torch.where(torch.rand(size) < 0.01, torch.tensor([-2 ** 31, 2 ** 31 - 1])[torch.randint(0, 2, size)], f)
-    f[..., rows // 3:rows // 3 + 7] = 0
-    return f.int().cuda()
-
-
 def expected_order(torch, p, seen):
     """What mask_order.h writes for rows that all see one interval: the blocks, and rows that may see each."""
     blocks = torch.nn.functional.pad(seen, (0, -seen.shape[1] % 128, 0, -seen.shape[0] % 32)).unflatten(1, (-1, 128)).any(2)
@@ -416,13 +382,20 @@ def expected_order(torch, p, seen):
             for i in sorted(range(len(work)), key=lambda i: (-kinds[i], i))]
 
 
+def with_bits(torch, v):
+    """Problems of hopper.py's with gradients."""
+    def at(b, *rest, **more):
+        return make(torch, b, *rest, v["dq"], v["dv"], v["dtype"], **more)
+    yield from hopper.with_bits(torch, at)
+
+
 def check_intervals(device, name, v, few):
     """With the loop's own order and the mask's, which is looked at, too; then with words that are none."""
     torch, failed, done = device.torch, 0, 0
     masked = CAUSAL if v["features"].get("MASK") else {}
     torch.manual_seed(5)
     for case in range(3 if few else 14):
-        b, group, hk, n = (int(torch.randint(1, x, ())) for x in (3, 5, 4, 5))
+        b, group, hk, n = (int(torch.randint(1, x, ())) for x in (3, 5, 4, 33 if case % 5 == 2 else 5))
         sq, sk = (int(torch.randint(1, 1500, ())) for _ in range(2))
         if case % 4 == 1:
             sq = sk
@@ -434,6 +407,7 @@ def check_intervals(device, name, v, few):
             lengths = [(sq // 2, sk // 3), (0, 5), (sq - sq // 2, sk - sk // 3)]
             packed, b, intervals = dict(group=lengths), 1, intervals[:1]
         p = make(torch, b, group * hk, hk, sq, sk, v["dq"], v["dv"], v["dtype"], intervals=intervals, **packed, **masked)
+        p.parts = group if case % 7 == 6 else 1
         for p.ordered in (False, True):
             launch = device.launch_of(name, p)
             launch()

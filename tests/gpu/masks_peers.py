@@ -2,24 +2,28 @@
 # SPDX-License-Identifier: MIT
 """Every builder of fmha.masks beside torch's flex_attention, on one card and in one process; documents beside themselves packed, too.
 
-    FMHA_BIN=... python3 tests/gpu/masks_peers.py [--seconds 900] [--only WORD ...] [--ahead]
+    FMHA_BIN=... python3 tests/gpu/masks_peers.py [--seconds 900] [--only WORD ...] [--ways ours,flex] [--ahead] [--cache DIR]
     FMHA_BIN=... python3 tests/gpu/masks_peers.py --race 20    instead: forward and backward for so many seconds beside a writer of the mask
     FMHA_BIN=... python3 tests/gpu/masks_peers.py --device cpu --shrink 32       whether it runs at all; flex_attention without a compiler
 
 64 heads on 8 of 128, bfloat16. Times are medians, taken in turns, of calls from Python (trees, forward: of CUDA graphs); what is made
 of a mask ahead, BlockMask and intervals, is not in them. TFLOP/s are of the pairs that are seen: 4 a pair, head and dimension forward, 10
 backward. Errors are of the first KV head and all that share it, against float64: of O, and of gradients as a share of the
-largest. What takes longer than its share of time, or fails, is a line without numbers. --ahead: before anything is measured a process a
-builder has torch compile flex_attention, whose kernels then are in torch's cache.
+largest. What takes longer than its share of time, or fails, is a line without numbers. --ahead: every builder has a process of its own.
+What is compiled they all compile at once, then they measure one after the other. --cache: fmhad's compiled kernels, kept.
 """
 import argparse
 import collections
+import contextlib
+import fcntl
 import functools
+import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -280,7 +284,8 @@ def flex(p):
 
     # Without a batch entry of its own a mask is made once for all.
     batch = p.case.batch if p.case.name.startswith("prefix_lm") else None
-    block_mask = create_block_mask(p.seen, batch, None, p.case.rows, p.case.keys, device=p.device)
+    with by_itself(p.device):
+        block_mask = create_block_mask(p.seen, batch, None, p.case.rows, p.case.keys, device=p.device)
     if p.device == "cuda":
         torch._dynamo.reset()
         attend = torch.compile(flex_attention, dynamic=False)
@@ -325,46 +330,43 @@ def compare_forward(problem, sides):
     return compare({name: side.forward for name, side in sides.items()}, problem.device)
 
 
-def compile_flex(p):
-    side, _ = flex(p)
-    side.o = side.forward()
-    side.backward()
-    torch.cuda.synchronize()
+TURNS = None  # a file that one of several processes locks while it needs much memory
 
 
-def compile_ahead(cases, arguments, seconds):
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    running = [subprocess.Popen([sys.executable, __file__, *arguments, "--compile", case.name], env=environment) for case in cases]
-    end = time.monotonic() + seconds
-    for process in running:
-        try:
-            process.wait(max(end - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    print(f"flex_attention compiled ahead: {sum(p.returncode == 0 for p in running)} of {len(running)}, "
-          f"{seconds - end + time.monotonic():.0f} s", flush=True)
+@contextlib.contextmanager
+def by_itself(device):
+    if not TURNS:
+        yield
+        return
+    with open(TURNS, "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        if device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def attempt(what, f, *args):
     try:
         return f(*args)
-    except TimeoutError:
-        raise
+    except TimeoutError as error:
+        if not TURNS:
+            raise
+        print(f"  {what}: {said(error)}", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001: a way that lacks a case is a column without a number
-        print(f"  {what}: {said(error)}", flush=True)
-        return None
+        print(f"  {what}: {said(error)}", file=sys.stderr, flush=True)
+    return None
 
 
-def measure(case, device, row):
-    """Fills @row, {column: number}."""
-    p = Problem(case, device)
+def measure(case, device, row, ways=WAYS, wait=lambda: None):
+    """Fills @row, {column: number}. wait(): before times are taken."""
+    with by_itself(device):
+        p = Problem(case, device)
     row["seen"] = p.pairs / (case.batch * case.rows * case.keys)
     row["tiles"] = p.tiles * TILE * TILE / p.pairs
     row["as"] = type(p.mask).__name__.removesuffix("Mask").lower()
     sides, with_gradients = {}, {}
-    for name, make in WAYS.items():
-        made = attempt(name, make, p)
+    for name in ways:
+        made = attempt(name, WAYS[name], p)
         if made is None:
             continue
         side, turned = made
@@ -375,8 +377,10 @@ def measure(case, device, row):
         found = attempt(f"{name}, backward", side.backward) if side.o.requires_grad else None
         if found is not None:
             with_gradients[name] = side
-        row[f"{name} error"], row[f"{name} gradients"] = p.errors(turned(side.o), found and [turned(x) for x in found])
+        with by_itself(device):
+            row[f"{name} error"], row[f"{name} gradients"] = p.errors(turned(side.o), found and [turned(x) for x in found])
         del found
+    wait()
     for backward, these in ((False, sides), (True, with_gradients)):
         if not these:
             continue
@@ -409,6 +413,55 @@ def race(seconds):
     errors = p.errors(side.o, side.backward())
     print(f"{rounds} rounds beside a writer; behind them errors of O {errors[0]:.0e}, of gradients {errors[1]:.0e}", flush=True)
     return not (errors[0] <= LIMIT_O and errors[1] <= LIMIT_GRADIENT)
+
+
+def measure_side_by_side(cases, arguments, end):
+    """All compile at once, which leaves half of the time to measure one after the other. Returns the rows."""
+    rows, environment = [], os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    begin = time.monotonic()
+    with tempfile.NamedTemporaryFile() as turns:
+        running = [subprocess.Popen([sys.executable, __file__, *arguments, "--child", case.name, "--turns", turns.name], env=environment,
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for case in cases]
+        last = threading.Timer(end - begin, lambda: [process.kill() for process in running])
+        last.start()
+        n_ready = sum("ready\n" in iter(process.stdout.readline, "") for process in running)
+        print(f"ready: {n_ready} of {len(cases)}, {time.monotonic() - begin:.0f} s", flush=True)
+        for case, process in zip(cases, running):
+            row = {"name": case.name, "size": size_of(case), "skipped": True}
+            begin = time.monotonic()
+            for line in process.communicate("go\n")[0].splitlines():
+                if line.startswith("{"):
+                    row = json.loads(line)
+                else:
+                    print(line, flush=True)
+            rows.append(row)
+            tell(row, begin)
+        last.cancel()
+    return rows
+
+
+def measure_as_child(case, device, ways, seconds):
+    """One of those: half of the time is there to compile."""
+    row = {"name": case.name, "size": size_of(case)}
+
+    def wait():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+    signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    measure(case, device, row, ways, wait)
+    print(json.dumps(row), flush=True)
+
+
+def size_of(case):
+    return f"{case.batch} x {case.rows} x {case.keys}"
+
+
+def tell(row, begin):
+    print(f"{row['name']}: {time.monotonic() - begin:.0f} s, "
+          + ", ".join(f"{k} {v:.3g}" for k, v in row.items() if isinstance(v, float)), flush=True)
 
 
 def is_wrong(row):
@@ -455,36 +508,43 @@ def on_alarm(signal_number, frame):
 
 
 def main():
-    global HEADS, KV_HEADS
+    global HEADS, KV_HEADS, TURNS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=900, help="for all of it; 900")
     parser.add_argument("--only", nargs="*", help="builders with one of these words in their names")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--shrink", type=int, default=1, help="sequences so many times as short")
     parser.add_argument("--heads", type=int, nargs=2, help="64 8")
-    parser.add_argument("--ahead", action="store_true", help="flex_attention is compiled for all builders first, side by side")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of ours, packed and flex")
+    parser.add_argument("--cache", help="folder of fmhad's compiled kernels")
+    parser.add_argument("--ahead", action="store_true", help="all builders compile first, side by side")
     parser.add_argument("--race", type=float, metavar="SECONDS", help="beside a writer of the mask")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.heads:
         HEADS, KV_HEADS = args.heads
     end, rows = time.monotonic() + args.seconds, []
     cases = [make(size // args.shrink, args.device) for make, size in CASES]
-    if args.compile:
-        compile_flex(next(Problem(case, args.device) for case in cases if case.name == args.compile))
+    ways = args.ways.split(",")
+    if args.child:
+        TURNS = args.turns
+        measure_as_child(next(case for case in cases if case.name == args.child), args.device, ways, args.seconds / 2)
         return 0
     if args.only:
         cases = [case for case in cases if any(word in case.name for word in args.only)]
-    if args.ahead:
-        compile_ahead(cases, [x for x in sys.argv[1:] if x != "--ahead"], args.seconds / 2)
     import fmha
 
     if "FMHAD_SOCKET" not in os.environ:
-        fmha.start(config={"tuning": {"automatic": False}, "compile": {"library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib")}},
-                   timeout=60)
+        fmha.start(config={"tuning": {"automatic": False}, "compile": {"library_path": os.environ.get("LD_LIBRARY_PATH", "/usr/lib")} | (
+            {"cache": args.cache} if args.cache else {})}, timeout=60)
 
     if args.race:
         return int(race(args.race))
+    if args.ahead:
+        rows = measure_side_by_side(cases, [x for x in sys.argv[1:] if x != "--ahead"], end)
+        print_table(rows)
+        return sum(is_wrong(row) for row in rows if "skipped" not in row)
 
     def give_up():  # something hangs where no signal is looked at
         print_table(list(rows))
@@ -495,7 +555,7 @@ def main():
     last.start()
     signal.signal(signal.SIGALRM, on_alarm)
     for case in cases:
-        row = {"name": case.name, "size": f"{case.batch} x {case.rows} x {case.keys}"}
+        row = {"name": case.name, "size": size_of(case)}
         rows.append(row)
         left = min(end - time.monotonic(), CASE_SECONDS)
         begin = time.monotonic()
@@ -505,15 +565,14 @@ def main():
             continue
         try:
             signal.setitimer(signal.ITIMER_REAL, left)
-            measure(case, args.device, row)
+            measure(case, args.device, row, ways)
         except Exception as error:  # noqa: BLE001: the others are measured all the same
             print(f"  {case.name}: {said(error)}", flush=True)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if args.device == "cuda":
                 attempt("memory", torch.cuda.empty_cache)
-        print(f"{case.name}: {time.monotonic() - begin:.0f} s, "
-              + ", ".join(f"{k} {v:.3g}" for k, v in row.items() if isinstance(v, float)), flush=True)
+        tell(row, begin)
     print_table(rows)
     last.cancel()
     return sum(is_wrong(row) for row in rows if "skipped" not in row)
