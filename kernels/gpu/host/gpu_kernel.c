@@ -271,6 +271,8 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	k->split_dkdv = f.split_dkdv;
 	k->dbias_sum = f.dbias_sum;
 	k->shares = f.shares;
+	k->wide = f.wide;
+	k->paired = f.paired;
 #define FEATURE(name, NAME, word, kind, families, asked) add_feature(k, #NAME, word, f.name);
 	FMHA_FEATURES(FEATURE)
 #undef FEATURE
@@ -705,6 +707,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.logits = traits->bias || traits->softcap || traits->any_scale ||
 		   (traits->descale && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE);
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
+	f.paired = f.paired && t->pipeline == GPU_LATENT;
 	f.parked = t->pipeline != GPU_DECODE && !has_halves(t->pipeline) && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
 	add_features(k, f);
@@ -793,8 +796,11 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 
 	if (why)
 		return why;
-	/* Hopper's loop takes keys in the order of intervals. */
-	if (f.mask_data == 2 || !(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+	/* Hopper's loop takes keys in the order of intervals; merges of wide rows were measured
+	 * there alone. */
+	if (!(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+		f.mask_data = f.wide = 0;
+	if (f.mask_data == 2)
 		f.mask_data = 0;
 	add_features(k, f);
 	return finish_kernel(arch, k,
