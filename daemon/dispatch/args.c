@@ -678,6 +678,18 @@ static struct abi_words words_of(const struct plan *plan, const struct launch_ba
 	return w;
 }
 
+/* Whether lengths of keys are all that is made of sequences, and each is found without the others. */
+static bool makes_keys_alone(const struct abi_prepare_args *a)
+{
+	const struct abi_sequences *s = &a->sequences;
+	const struct abi_kv_cache *c = &a->cache;
+
+	return !s->seqstart_q && !s->seqstart_k && !s->seqlen_q && !s->leftpad_k && !c->kv_indptr &&
+	       !c->kv_last_page_len && !c->cache_batch_idx && !a->seqstart_q.data &&
+	       !a->seqstart_k.data && !a->leftpad_k.data && !a->kv_indptr.data && !a->nsplits &&
+	       !a->dq_acc_offsets;
+}
+
 static void fill_prepare(const struct plan *plan, const struct launch_bases *bases,
 			 union abi_args *ret_args)
 {
@@ -717,6 +729,7 @@ static void fill_prepare(const struct plan *plan, const struct launch_bases *bas
 		.dq_tile_rows = plan->dq_tile_rows,
 		.dq_tile_floats = plan->dq_tile_floats,
 	};
+	ret_args->prepare.keys_alone = makes_keys_alone(&ret_args->prepare);
 }
 
 /* ---- addresses in argument structs, in their order ---- */

@@ -30,11 +30,14 @@
  * once. Measured on an H200, the fastest of those tried and, in brackets, others: 128 sequences of 16
  * heads and 1,024 keys unsplit 44 us (2 splits 63), 2 of 1,024 in 16 splits 11 (8: 13), 32 of 8,192 in 4
  * 85 (8: 93), 64 of 128 heads and 4,096 keys unsplit 119, 4 of 32,768 in 16 79 (8: 116, 33: 99), 1 of
- * 65,536 in 64 50 (33: 64). Uneven ones gain nothing by shares, whose parts are merged for longer than
- * they save: 32 of 1,131 to 8,192 in 4 splits 71 (75 by shares), 64 of 515 to 2,047 in a table of 32,768
- * unsplit 57 (57), 8 of 128 heads of 1,320 to 16,384 in 8 70 (91).
- * Latents of fp8 go by the same loop, a tile LATENT_WIDENS times as long: 64 sequences of 128 heads and 2,048 chosen
- * keys unsplit 105 us (16 bits: 72), of 64 heads in 2 splits 62 and a merge of 22.
+ * 65,536 in 64 50 (33: 64). Shares are faster by themselves where lengths differ, 32 of 1,131 to 8,192 64 us
+ * (69 in 4 splits), 64 of 515 to 2,047 in a table of 32,768 44 (57 unsplit), 8 of 128 heads of 1,320 to
+ * 16,384 61 (68 in 8), but behind the launch that looks at tables the first and the last take 82 and 84 and
+ * in equal splits 75 and 78, the second 53 and 75: so where the cache has a third of the pages that such
+ * lengths would take, or less.
+ * Latents of fp8 go by the same loop, a tile LATENT_WIDENS times as long: 64 sequences of 64 heads and 2,048 chosen
+ * keys in 2 splits 61 us and a merge of 7 (16 bits: 50 and 7), of 128 heads unsplit 89 (16 bits: 71), where tiles
+ * widen for each other.
  *
  * Heads above 256 (hopper/fwd_wide.h) have one block a unit. Measured on an H100, heads of 512, in brackets other numbers: 1
  * sequence of 8 key heads and 8,192 keys in 16 splits 53.8 us (8: 53.5, 32: 57.8), 8 of 4 in 4 190 (8: 200), 1 of 4 and
@@ -374,6 +377,37 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 	return true;
 }
 
+/* Whether sequences are far shorter than there is room for, most of them: these would take so many times the pages that the
+ * cache has. */
+#define ROOM_TIMES 3
+static bool has_surplus_room(const struct fmha_problem *p)
+{
+	return plan_present(p, FMHA_T_SEQLEN_K) && plan_paged(p) &&
+	       ROOM_TIMES * (int64_t)p->n_pages * p->page_size < (int64_t)p->batch * p->seqlen_k;
+}
+
+/* Latents of 16 bits by shares, where equal splits would be merged anyway. */
+static void share_latents(const struct fmha_problem *p, int64_t items,
+			  const struct split_device *device, struct split_choice *choice)
+{
+	int64_t tiles = ceil_div(plan_packed_rows(p), TILE_ROWS), alone = device->units / tiles;
+	int64_t n = 2 * ceil_div(device->units, items) + 2,
+		most = ceil_div(p->seqlen_k, LATENT_KEYS);
+
+	if (choice->n < 2 || p->kv_layout == FMHA_KV_LATENT_FP8 || p->deterministic ||
+	    plan_present(p, FMHA_T_MASK_INTERVALS) || plan_present(p, FMHA_T_MASK_BITS) ||
+	    !has_surplus_room(p) || alone < 2 || items * most > SHARE_UNITS)
+		return;
+	n = n < alone ? n : alone;
+	n = n < most ? n : most;
+	choice->n = (int32_t)(n > choice->n ? n : choice->n);
+	choice->size = (int32_t)ceil_div(p->seqlen_k, choice->n);
+	choice->shares = true;
+	(void)snprintf(choice->why, sizeof(choice->why),
+		       "%lld blocks share all keys, a row is in at most %d parts",
+		       (long long)device->units, choice->n);
+}
+
 int32_t split_few(const struct fmha_problem *problem, const struct split_device *device,
 		  int32_t few_rows)
 {
@@ -518,6 +552,7 @@ static void split_chosen(const struct fmha_problem *problem, const struct split_
 	rows.batch = n < INT32_MAX ? (int32_t)n : INT32_MAX;
 	rows.seqlen_q = 1;
 	rows.seqlen_k = problem->topk;
+	rows.deterministic = 1;                    /* splits that are cut */
 	alone.shares = is_latent(problem, device); /* which takes none */
 	split_choose(&rows, &alone, ret_choice);
 }
@@ -553,6 +588,8 @@ void split_choose(const struct fmha_problem *problem, const struct split_device 
 		   (plan_packed_rows(problem) <= TILE_ROWS || is_latent(problem, device))) {
 		if (!choose_shares(problem, items, device, ret_choice))
 			choose_streaming(problem, items, device, ret_choice);
+		if (is_latent(problem, device))
+			share_latents(problem, items, device, ret_choice);
 	} else if (is_for_warpgroups(problem, device)) {
 		choose_warpgroups(problem, device, ret_choice);
 	} else {

@@ -61,7 +61,8 @@ DEV void run(const Args &args, char *lds) { Forward<Config>(args).run(lds); }
 #endif
 
 #ifndef FMHA_OWN_ENTRY
-extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::BLOCKS_PER_CU)
+/* Merges of wide rows wait for memory, and find room for two blocks. */
+extern "C" __global__ void FMHA_BOUNDS(Config::THREADS, Config::WIDE ? 2 : Config::BLOCKS_PER_CU)
 	FMHA_ENTRY(const Args args)
 {
 	FMHA_LDS;

@@ -9,9 +9,17 @@ extern "C" __global__ void FMHA_BOUNDS(PREPARE_THREADS, 1) fmha_prepare(const ab
 	__shared__ prepare_shared shared;
 	i32 thread = thread_id();
 
+	/* what arguments alone say, while the stage before ends */
+	const abi_i64 room = prepare_room(&args);
+
 	let_next_stage_begin();
+	wait_for_stage_before();
 	if (block_id_x() != 0) {
 		prepare_pages(&args, (i32)block_id_x(), thread);
+		return;
+	}
+	if (args.keys_alone) {
+		prepare_keys(&args, room, thread);
 		return;
 	}
 	UNROLL

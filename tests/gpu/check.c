@@ -85,6 +85,7 @@ static void set_forward(struct fmha_problem *p, const struct abi_fwd_args *a)
 	set_tensor(p, FMHA_T_V_DESCALE, a->v_descale.data);
 	p->page_size = a->cache.page_size;
 	p->topk = a->chosen.n;
+	p->v_in_k = a->v_in_k;
 	p->kv_layout = (uint32_t)a->cache.layout;
 	p->scale = a->scale;
 	p->hdim_q = a->hdim_q;

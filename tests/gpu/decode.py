@@ -106,8 +106,8 @@ def kernel_of(lib, case, args):
     return abi.choose_kernel(lib, ARCH, family, case.dtype, args, pipeline=case.pipeline)
 
 
-def combine_of(lib, dtype=abi.BF16):
-    return abi.choose_kernel(lib, ARCH, abi.FWD_SPLITKV_COMBINE, dtype, abi.CombineArgs())
+def combine_of(lib, dtype=abi.BF16, args=None):
+    return abi.choose_kernel(lib, ARCH, abi.FWD_SPLITKV_COMBINE, dtype, args or abi.CombineArgs())
 
 
 def merge_args(torch, args, rows):

@@ -122,8 +122,16 @@ def sides(case, general=True):
 
 def kernels(lib, cases, general=True):
     found = [kernel_of(lib, c, make_args(c, n), side) for c in cases for _, side, n in sides(c, general)]
-    found += [combine_of(lib, t) for t in (abi.BF16, abi.F16)]
+    found += [combine_of(lib, t, x) for t in (abi.BF16, abi.F16) for x in merges()]
     return {k.name.decode(): k for k in found}
+
+
+def merges():
+    """By whole rows, by pieces of many parts, and another (kernels/traits.h)."""
+    for heads, parts in ((4096, 2), (4096, 9), (16, 2)):
+        a = abi.CombineArgs()
+        a.n_splits, a.hdim_v, a.nhead_q, a.sequences.batch, a.sequences.seqlen_q_max = parts, DV, heads, 1, 1
+        yield a
 
 
 def encode(torch, keys, draw):
@@ -241,7 +249,7 @@ class Problem:
             x, parts = merge_args(torch, args, 0 if c.packed else c.rows)
             x.sink = args[0].sink
             keep += [x, parts]
-            combine = combine_of(self.device.lib, c.dtype)
+            combine = combine_of(self.device.lib, c.dtype, x)
             merge = self.device.launcher(self.device.function(combine.name.decode(), combine), combine, x, overlaps=overlaps)
         blocks = splits[0] if isinstance(splits, tuple) else 0
         function = self.device.function(kernel.name.decode(), kernel)
@@ -300,6 +308,11 @@ def checks():
     yield Case(2, 64, 600, scale=-0.05, lengths=(600, 30), splits=(1, 3))
     yield Case(5, 16, 800, rows=150, causal=True, packed=True, lengths=(800, 200, 640, 150, 777), splits=(1,))
     yield Case(3, 128, 300, rows=20, causal=True, packed=True, lengths=(300, 250, 64), splits=(1, 2), page=16)
+    yield Case(19, 128, 640, lengths=(640, 0, 65, 127, 128, 192) + (333,) * 13, splits=(2, 3, 4, 5, (132, 4)))  # merged by whole rows
+    yield Case(17, 40, 640, rows=4, causal=True, dtype=abi.F16, lengths=(640, 3) + (333,) * 15, splits=(2, (132, 7)), page=16)
+    yield Case(3, 128, 900, rows=6, causal=True, packed=True, lengths=(900, 250, 64), splits=(2, (132, 40), (7, 3)), sink=True)
+    yield Case(70, 128, 300, lengths=tuple(37 * i % 301 for i in range(70)), page=16, splits=(1, (132, 5), (4, 9)))  # tiles beside each other
+    yield Case(2, 64, 500, rows=9, causal=True, lengths=(500, 77), splits=(1, (132, 9), (16, 5)))
     yield Case(2, 128, 2048, rows=1, dtype=abi.F16, lengths=(2048, 77), splits=(1, 8))
     yield Case(2, 24, 333, rows=2, causal=True, dtype=abi.F16, page=0, lengths=(333, 55), splits=(1, 2))
     yield Case(130, 16, 256, lengths=tuple(1 + 37 * i % 256 for i in range(130)), page=16, splits=(1, (132, 5)))
@@ -342,6 +355,10 @@ def checks():
     yield Case(3, 128, 900, rows=3, topk=200, wild="rows", sink=True, lengths=(900, 77, 450), splits=(1, 4), fp8=True)
     yield Case(2, 128, 2048, topk=2048, slots=True, positive=True, scale=0.02, dtype=abi.F16, splits=(1, 8), fp8=True)
     yield Case(3, 96, 700, rows=9, topk=190, packed=True, wild="mixed", lengths=(700, 65, 300), splits=(1, 2), fp8=True)
+    yield Case(3, 128, 700, rows=5, topk=190, packed=True, wild="mixed", lengths=(700, 65, 300), splits=(1, 2), fp8=True)  # tiles in pairs
+    yield Case(4, 256, 640, lengths=(640, 0, 65, 127), splits=(1, 10), fp8=True)
+    yield Case(3, 128, 300, rows=4, packed=True, lengths=(300, 250, 64), splits=(1, 2), page=16, fp8=True)
+    yield Case(70, 128, 400, lengths=tuple(37 * i % 401 for i in range(70)), splits=(1, 3), fp8=True, dtype=abi.F16)
 
 
 def benches():
@@ -359,13 +376,13 @@ def benches():
     yield Case(64, 128, 4096, splits=(1, 2), fp8=True)
     yield Case(128, 16, 1024, splits=(1, 2, (132, 4)))
     yield Case(2, 16, 1024, splits=(4, 8, 16))
-    yield Case(32, 16, 8192, splits=(4, 8, (132, 4)))
+    yield Case(32, 16, 8192, splits=(4, (132, 4), (132, 12)))
     yield Case(64, 128, 4096, splits=(1, (132, 4)))
-    yield Case(4, 128, 32768, splits=(8, 16, 33))
-    yield Case(1, 128, 65536, splits=(33, 64, 66))
-    yield Case(32, 16, 8192, lengths=(8192, *(draw.randint(1024, 8192) for _ in range(31))), splits=(4, 8, 16, (132, 8)))
-    yield Case(64, 16, 32768, lengths=tuple(draw.randint(512, 2048) for _ in range(64)), splits=(1, 16, 32, (132, 6)))
-    yield Case(8, 128, 16384, lengths=(16384, *(draw.randint(1024, 16384) for _ in range(7))), splits=(8, 16, 32, (132, 19)))
+    yield Case(4, 128, 32768, splits=(16, (132, 36)))
+    yield Case(1, 128, 65536, splits=(64, 66))
+    yield Case(32, 16, 8192, lengths=(8192, *(draw.randint(1024, 8192) for _ in range(31))), splits=(4, (132, 12)))
+    yield Case(64, 16, 32768, lengths=tuple(draw.randint(512, 2048) for _ in range(64)), splits=(1, (132, 8)))
+    yield Case(8, 128, 16384, lengths=(16384, *(draw.randint(1024, 16384) for _ in range(7))), splits=(8, (132, 20)))
     yield Case(64, 16, 4096, rows=4, causal=True, splits=(1, 2))
     yield Case(1, 16, 8192, rows=1024, causal=True, splits=(1,))
 

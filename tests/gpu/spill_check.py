@@ -67,7 +67,7 @@ def kernel_of(lib, name):
     if narrow.keys() & set(words):
         options.update(kv_dtype=next(code for word, code in narrow.items() if word in words))
     if "latent" in words:
-        options.update(latent_fp8=True, hk=1)
+        options.update(latent_fp8=True, hk=1, hq=128 if "pair" in words else 4)
     if "chosen" in words:
         options.update(topk=2)
     if family == abi.FWD_APPENDKV:
@@ -165,8 +165,9 @@ SHORT_BYTES = re.compile(r"fmha_fwd(_pagedkv)?_e4m3_\w+_gpu_wgmma_h128x128_t128x
                          r"_buffers3$")
 
 # Latents of fp8, which no list has: problems alone tell them from other keys of 8 bits. In every share.
-LATENTS_OF_FP8 = ["fmha_fwd_{}_sm_90a_gpu_latent_h576x512_t64x64_w4x2_b1_pack_{}_latent".format(*words) for words in (
-    ("pagedkv_bf16", "mask_paged_narrow"), ("splitkv_bf16", "split_narrow"), ("splitkv_f16", "split_paged_narrow_chosen"))]
+LATENTS_OF_FP8 = ["fmha_fwd_{}_sm_90a_gpu_latent_h576x512_t64x64_w4x2_b1_pack_{}".format(*words) for words in (
+    ("pagedkv_bf16", "mask_paged_narrow_latent"), ("splitkv_bf16", "split_narrow_latent"),
+    ("splitkv_f16", "split_paged_narrow_chosen_latent"), ("splitkv_f16", "split_paged_narrow_chosen_latent_pair"))]
 
 
 def main():

@@ -137,6 +137,42 @@ def test_a_layer_over_8_bits(name, model):
     assert (output.view(9, HEADS, HDIM) - want).abs().max() < (6e-3 if model is torch.float16 else 4e-2)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name, model, limit", [("auto", torch.bfloat16, 2e-2), ("auto", torch.float16, 3e-3), ("fp8", torch.bfloat16, 2e-2)])
+def test_a_layer_of_latents(rows, name, model, limit):
+    """What MLACommonImpl.forward_mqa() is given, by requests that decode as many rows each."""
+    mla = importlib.import_module("fmha_vllm.mla")
+    torch.manual_seed(2)
+    heads, lengths, block = 5, (70, 3, 130), 64
+    impl = mla.FmhaMlaImpl.__new__(mla.FmhaMlaImpl)
+    impl.scale, impl.kv_lora_rank, impl.kv_cache_dtype, impl.need_to_return_lse_for_decode = 0.1, 512, name, True
+    table = torch.randperm(9)[:9].view(3, 3).int()
+    cache = (torch.randn(9, block, 576) / 4).to(model)
+    layer, factor = types.SimpleNamespace(_k_scale=torch.tensor(0.11)), 1.0
+    if name == "fp8":
+        factor = layer._k_scale.double()
+        cache = (cache.float() / layer._k_scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    q = torch.randn(3 * rows, heads, 576).to(model)
+    metadata = types.SimpleNamespace(num_decodes=3, max_seq_len=max(lengths), causal=True, decode=types.SimpleNamespace(
+        block_table=table, seq_lens=torch.tensor(lengths, dtype=torch.int32)))
+    before = mla.calls["decode"]
+    o, lse = impl.forward_mqa((q[..., :512], q[..., 512:]), cache, metadata, layer)
+    impl.need_to_return_lse_for_decode = False
+    again, nothing = impl.forward_mqa(q, cache, metadata, layer)
+    assert mla.calls["decode"] == before + 2 and nothing is None and torch.equal(o, again)
+    assert o.shape == (3 * rows, heads, 512) and o.dtype == model and lse.shape == (3 * rows, heads)
+    for b, n in enumerate(lengths):
+        keys = cache.view(torch.float8_e4m3fn) if name == "fp8" else cache
+        keys = keys.double()[table[b].long()].flatten(0, 1)[:n] * factor
+        for i in range(rows):
+            at, seen = b * rows + i, keys[: n - rows + 1 + i]
+            s = q[at].double() @ seen.T * 0.1
+            assert (o[at] - s.softmax(-1) @ seen[:, :512]).abs().max() < limit
+            assert (lse[at] - s.logsumexp(-1)).abs().max() < 1e-3
+    assert mla.FmhaMlaBackend.is_mla() and mla.FmhaMlaBackend.supports_kv_cache_dtype("fp8")
+    assert mla.FmhaMlaBackend.supports_head_size(576) and not mla.FmhaMlaBackend.supports_head_size(320)
+
+
 def test_what_is_not_known_is_refused_or_said():
     with pytest.raises(fmha.NotSupportedError, match="fp8_inc"):
         backend.FmhaImpl(HEADS, HDIM, 0.3, KV_HEADS, kv_cache_dtype="fp8_inc")

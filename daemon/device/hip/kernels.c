@@ -596,6 +596,7 @@ void gpu_place_tables(const struct device *device, struct launch_record *record)
 	gpu_kernel_grid_prepare(device->info.compute_units, &record->args.prepare, record->grid);
 	memcpy(record->block, kernel.block, sizeof(record->block));
 	memcpy(record->entry, kernel.entry, sizeof(record->entry));
+	record->overlaps = (uint32_t)kernel.overlaps;
 }
 
 const char *gpu_kernel_name(const struct device_kernel *kernel)

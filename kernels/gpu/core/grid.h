@@ -237,6 +237,12 @@ GRID_FN int grid_combine_lanes(int hdim_v, int wave)
 	return n;
 }
 
+/* Pieces of a row that a wave has: one, or those of 512 elements (traits.h). */
+GRID_FN int grid_combine_pieces(int wide, int wave)
+{
+	return wide == ABI_MERGE_WHOLE ? 128 / wave : 1;
+}
+
 GRID_FN grid_int grid_query_rows(const struct abi_sequences *s, int nhead_q)
 {
 	return (grid_int)s->seqlen_q_max * nhead_q;

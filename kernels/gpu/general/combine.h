@@ -6,7 +6,8 @@
  * sequences together, so that the result does not depend on the launch; in_order from nothing, so
  * that it does not depend on the batch either.
  *
- * What it waits for is memory: a lane takes four neighbours of a part, and several parts at once.
+ * What it waits for is memory: a lane takes four neighbours of a part, and several parts at once,
+ * or of few parts of a wide row (WIDE: traits.h) those of all pieces.
  * Of more parts than a few some may be empty, where they are shares of uneven rows: what these hold
  * is not read.
  */
@@ -64,8 +65,10 @@ DEV i32 wave_sum(i32 x)
 
 /* Sums of weighted parts in units of the highest LSE among them. */
 struct Merged {
+	static const bool WHOLE = Config::WIDE == ABI_MERGE_WHOLE;
+	static const int PIECES = WHOLE ? 128 / FMHA_WAVE : 1; /* grid_combine_pieces() */
 	float m, l;
-	Four sum;
+	Four sum[PIECES];
 
 	METHOD static float origin(float high) { return high == minus_infinity() ? 0.0f : high; }
 
@@ -78,8 +81,10 @@ struct Merged {
 		m = high;
 		l *= keep;
 		UNROLL
-		for (int d = 0; d < 4; d++)
-			sum.f[d] *= keep;
+		for (int p = 0; p < PIECES; p++)
+			UNROLL
+			for (int d = 0; d < 4; d++)
+				sum[p].f[d] *= keep;
 		return zero;
 	}
 	METHOD void add(const Merged &other)
@@ -88,15 +93,17 @@ struct Merged {
 
 		l += w * other.l;
 		UNROLL
-		for (int d = 0; d < 4; d++)
-			sum.f[d] += w * other.sum.f[d];
+		for (int p = 0; p < PIECES; p++)
+			UNROLL
+			for (int d = 0; d < 4; d++)
+				sum[p].f[d] += w * other.sum[p].f[d];
 	}
 };
 
 struct Combine {
 	static const int WAVES = Config::THREADS / FMHA_WAVE;
-	static const int AT_ONCE = GRID_PARTS_AT_ONCE;
-	static_assert(sizeof(Merged) <= GRID_COMBINE_BYTES, "as the host knows");
+	static const int PIECES = Merged::PIECES, AT_ONCE = GRID_PARTS_AT_ONCE / PIECES;
+	static_assert(Merged::WHOLE || sizeof(Merged) <= GRID_COMBINE_BYTES, "as the host knows");
 
 	const abi_combine_args &a;
 	const float *lse;
@@ -134,6 +141,13 @@ struct Combine {
 			       0;
 	}
 
+	/* Where piece @piece begins of a lane whose first one does at @dim; whether there is one. */
+	METHOD i32 dim_of(i32 dim, int piece) const { return dim + piece * 4 * FMHA_WAVE; }
+	METHOD bool has(i32 dim, int piece) const
+	{
+		return piece == 0 || dim_of(dim, piece) < a.hdim_v;
+	}
+
 	/* Parts first, first + step, .. */
 	template <bool PLAIN> METHOD Merged sum_parts(i32 first, i32 step, i32 dim) const
 	{
@@ -142,7 +156,7 @@ struct Combine {
 		NO_UNROLL
 		for (i32 s = first; s < a.n_splits; s += AT_ONCE * step) {
 			float weight[AT_ONCE], high = minus_infinity();
-			Four x[AT_ONCE];
+			Four x[AT_ONCE][PIECES];
 
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++) {
@@ -151,9 +165,15 @@ struct Combine {
 				weight[i] = s + i * step < a.n_splits
 						    ? lse[part * a.lse_parts_stride_split]
 						    : minus_infinity();
-				x[i] = Four{};
-				if (a.n_splits <= AT_ONCE / 2 || weight[i] != minus_infinity())
-					x[i] = part_of<PLAIN>(part, dim);
+				bool reads = a.n_splits <= AT_ONCE / 2 ||
+					     weight[i] != minus_infinity();
+
+				UNROLL
+				for (int p = 0; p < PIECES; p++) {
+					x[i][p] = Four{};
+					if (reads && has(dim, p))
+						x[i][p] = part_of<PLAIN>(part, dim_of(dim, p));
+				}
 			}
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++)
@@ -167,10 +187,12 @@ struct Combine {
 				sum.l += w;
 				/* An empty part's O may hold anything: it does not count. */
 				UNROLL
-				for (int d = 0; d < 4; d++)
-					sum.sum.f[d] += weight[i] == minus_infinity()
-								? 0.0f
-								: w * x[i].f[d];
+				for (int p = 0; p < PIECES; p++)
+					UNROLL
+					for (int d = 0; d < 4; d++)
+						sum.sum[p].f[d] += weight[i] == minus_infinity()
+									   ? 0.0f
+									   : w * x[i][p].f[d];
 			}
 		}
 		return sum;
@@ -183,8 +205,10 @@ struct Combine {
 			Merged other = {shuffle_xor(x.m, i), shuffle_xor(x.l, i), {}};
 
 			UNROLL
-			for (int d = 0; d < 4; d++)
-				other.sum.f[d] = shuffle_xor(x.sum.f[d], i);
+			for (int p = 0; p < PIECES; p++)
+				UNROLL
+				for (int d = 0; d < 4; d++)
+					other.sum[p].f[d] = shuffle_xor(x.sum[p].f[d], i);
 			/* The same way round in both: sums of two numbers, each rounded alike. */
 			x.add(other);
 		}
@@ -207,13 +231,19 @@ struct Combine {
 		float sink = a.sink ? a.sink[at.head] : minus_infinity();
 		float total = exp2_fast((sink - x.raise(sink)) * FMHA_LOG2_E) + x.l;
 		float norm = total == 0.0f ? 0.0f : reciprocal(total);
-		Four y;
 
 		UNROLL
-		for (int d = 0; d < 4; d++)
-			y.f[d] = x.sum.f[d] * norm;
-		store_four(a.o.data, a.o_dtype, to + dim * a.o.stride_dim, a.o.stride_dim, y.f,
-			   a.hdim_v - dim);
+		for (int p = 0; p < PIECES; p++) {
+			i32 at_dim = dim_of(dim, p);
+			Four y;
+
+			UNROLL
+			for (int d = 0; d < 4; d++)
+				y.f[d] = x.sum[p].f[d] * norm;
+			if (has(dim, p))
+				store_four(a.o.data, a.o_dtype, to + at_dim * a.o.stride_dim,
+					   a.o.stride_dim, y.f, a.hdim_v - at_dim);
+		}
 		if (a.lse.data && dim == 0)
 			a.lse.data[rows_offset(a.lse, v, at.row, at.head)] =
 				total == 0.0f ? x.m
@@ -226,6 +256,8 @@ struct Combine {
 		const i32 waves = grid_combine_waves(&a, FMHA_WAVE, WAVES), rows = WAVES / waves;
 		i32 index = grid_row(block_id_x(), rows, 0);
 
+		if (Config::WIDE)
+			let_next_stage_begin();
 		wait_for_stage_before();
 		const Sequence v = find_sequence(a.sequences, 0, block_id_z());
 		const i32 n_q = v.n_q < a.min_seqlen_q ? 0 : v.n_q;
@@ -248,9 +280,9 @@ struct Combine {
 
 		i64 to = q_offset(a.o, v, at.row, at.head);
 		i32 first = wave * groups + lane_id() / width, step = waves * groups;
-		bool plain = is_plain();
+		bool plain = Config::WIDE || is_plain(); /* a plan's own parts are */
 
-		i32 d = (block_id_y() * width + lane_id() % width) * 4;
+		i32 d = (block_id_y() * PIECES * width + lane_id() % width) * 4;
 		bool exists = d < a.hdim_v && at.row < n_q;
 		Merged sum = {minus_infinity(), 0, {}};
 
@@ -258,7 +290,7 @@ struct Combine {
 			sum = plain ? sum_parts<true>(first, step, d)
 				    : sum_parts<false>(first, step, d);
 		sum_lanes(sum, width);
-		if (waves > 1)
+		if (!Merged::WHOLE && waves > 1)
 			sum_waves(sum, (Merged *)lds, waves, wave);
 		if (exists && wave == 0 && lane_id() < width)
 			store(sum, to, d, at, v);

@@ -199,6 +199,37 @@ PREPARE_FN int prepare_stands_alone(const struct abi_prepare_args *a)
 	       !a->dq_acc_offsets;
 }
 
+/* Keys that each sequence has room for, where they have no lists of their own. */
+PREPARE_FN abi_i64 prepare_room(const struct abi_prepare_args *a)
+{
+	const struct abi_kv_cache *cache = &a->cache;
+	abi_i64 most = a->sequences.seqlen_k_max, room = most;
+
+	if (a->block_table.data)
+		room = (abi_i64)cache->max_blocks * cache->page_size;
+	if (cache->page_size > 0 && cache->n_pages == 0)
+		room = 0;
+	return room < most ? room : most;
+}
+
+/*
+ * What prepare_sequence_of() makes where lengths of keys are all that is wanted (abi.h): the most
+ * usual tables of a decode. In few instructions: they are fetched anew behind each other kernel,
+ * and nothing of the steps below is.
+ */
+PREPARE_FN void prepare_keys(const struct abi_prepare_args *a, abi_i64 room, abi_i32 thread)
+{
+	for (abi_i32 b = thread; b < a->sequences.batch; b += PREPARE_THREADS) {
+		abi_i32 before = prepare_clamp(room - a->seqlen_new, 0, room);
+
+		if (a->seqlen_k.data)
+			before = prepare_clamp(prepare_word(a->seqlen_k, b), 0, before);
+		prepare_put(a->seqlen_k_before, b, before);
+		prepare_put(a->sequences.seqlen_k, b,
+			    prepare_clamp((abi_i64)before + a->seqlen_new, 0, room));
+	}
+}
+
 /* ---- the steps of one block ---- */
 
 PREPARE_FN void prepare_first_step(const struct abi_prepare_args *a, abi_i32 thread,
@@ -354,7 +385,10 @@ PREPARE_FN void prepare_pages(const struct abi_prepare_args *a, abi_i32 block,
 			cache->kv_page_indices, (abi_i32)i,
 			prepare_clamp(prepare_word(a->kv_page_indices, i), 0, cache->n_pages - 1));
 	for (abi_i64 i = thread; cache->block_table && i < n_blocks; i += n_threads) {
-		abi_i64 row = i / cache->max_blocks, column = i % cache->max_blocks;
+		/* a division of 64 bits takes longer than all else */
+		abi_i64 row = i <= 0x7fffffff ? (abi_u32)i / (abi_u32)cache->max_blocks
+					      : i / cache->max_blocks,
+			column = i - row * cache->max_blocks;
 		abi_i32 page = a->block_table.data[row * a->block_table_stride_row +
 						   column * a->block_table.stride];
 

@@ -89,11 +89,10 @@ template <class C> struct DecodeShare {
 		return goes_on();
 	}
 
-	/* @n, @total: items and their tiles; @longest: tiles of one. */
-	METHOD void choose_chunk(i32 n, i32 total, i32 longest)
+	/* @n, @total: items and their tiles; @longest: tiles of one; @blocks: that take chunks. */
+	METHOD void choose_chunk(i32 n, i32 total, i32 longest, i32 blocks)
 	{
-		i32 blocks = (i32)gridDim.x,
-		    room = quotient_up(PIECE + longest, max_of(a.n_splits - 1, 1));
+		i32 room = quotient_up(PIECE + longest, max_of(a.n_splits - 1, 1));
 		i32 whole = n < blocks ? max_of(quotient_up(total, blocks - n),
 						quotient_up(longest, a.n_splits))
 				       : total;
@@ -109,7 +108,7 @@ template <class C> struct DecodeShare {
 		const Extent x = extent_of(sequence(0));
 		i32 n = items(x), all = n * a.sequences.batch;
 
-		choose_chunk(all, all * x.count, x.count);
+		choose_chunk(all, all * x.count, x.count, (i32)gridDim.x);
 		n *= units_of_item(x);
 		begin_at(n * a.sequences.batch);
 		batch = n > 0 ? quotient(unit, n) : 0;
@@ -141,7 +140,8 @@ template <class C> struct DecodeShare {
 			tiles += items(x) * x.count;
 			longest = max_of(longest, x.n_tiles ? x.count : 0);
 		}
-		choose_chunk(sum_of_wave(n), sum_of_wave(tiles), most_of_wave(longest));
+		choose_chunk(sum_of_wave(n), sum_of_wave(tiles), most_of_wave(longest),
+			     (i32)gridDim.x);
 		if (run == 1 && from < to)
 			sum = units(x);
 		NO_UNROLL
@@ -192,19 +192,156 @@ template <class C> struct DecodeShare {
 			x = extent_of(seq);
 			n = units(x);
 		}
+		const Within at = within(x);
+		i32 head = x.n_tiles == 1 ? at.item : quotient(at.item, x.n_tiles);
+
+		block.place(seq, at.item - head * x.n_tiles, head, block_id_x() - at.first_block);
+		*ret_band = band_of(seq, x, at);
+		unit += at.units;
+	}
+
+	/* What comes next of a sequence's items: which, the block that has its first part, its
+	 * tiles of keys. */
+	struct Within {
+		i32 item, first_block, tile, tile_end, units;
+	};
+	METHOD Within within(const Extent &x) const
+	{
 		i32 of_item = units_of_item(x), item = quotient(unit - start_of, of_item),
 		    item_start = start_of + item * of_item;
 		i32 at = unit - item_start, last = min_of(at + end - unit, of_item),
 		    lead = rounds ? 0 : PIECE;
-		i32 tile = max_of(at - lead, 0), tile_end = max_of(last - lead, 0);
-		i32 head = x.n_tiles == 1 ? item : quotient(item, x.n_tiles);
 
-		block.place(seq, item - head * x.n_tiles, head,
-			    block_id_x() - quotient(item_start, chunk));
-		*ret_band = Band::make<C::MASK>(
-			a.band, seq, (x.first + tile) * C::TILE_N,
-			tile_end >= x.count ? seq.n_k : (x.first + tile_end) * C::TILE_N);
-		unit += last - at;
+		return Within{item, quotient(item_start, chunk), max_of(at - lead, 0),
+			      max_of(last - lead, 0), last - at};
+	}
+	METHOD Band band_of(const Sequence &seq, const Extent &x, const Within &at) const
+	{
+		return Band::make<C::MASK>(a.band, seq, (x.first + at.tile) * C::TILE_N,
+					   at.tile_end >= x.count
+						   ? seq.n_k
+						   : (x.first + at.tile_end) * C::TILE_N);
+	}
+};
+
+/*
+ * The same where an item's tiles of rows have blocks side by side, which take the same keys at the
+ * same time, so that memory brings them once: an item is all rows that share keys. In little code:
+ * every warpgroup has it, and what is fetched again behind another kernel takes its time.
+ */
+template <class C> struct TilesShare : DecodeShare<C> {
+	typedef DecodeShare<C> Share;
+	typedef typename Share::Extent Extent;
+	using Share::a;
+	using Share::batch;
+	using Share::chunk;
+	using Share::end;
+	using Share::start_of;
+	using Share::unit;
+	i32 together; /* blocks side by side; CLUSTER: as many tiles are an item */
+	static const int CLUSTER = C::PAIRED ? GRID_CLUSTER : 1;
+
+	METHOD TilesShare(const abi_fwd_args &args) : Share(args) {}
+
+	METHOD i32 items_of_head(const Extent &x) const { return quotient_up(x.n_tiles, together); }
+	METHOD i32 items(const Extent &x) const { return a.nhead_k * items_of_head(x); }
+	METHOD i32 units(const Extent &x) const { return items(x) * this->units_of_item(x); }
+	METHOD i32 place() const { return quotient((i32)block_id_x(), together); }
+
+	/* Items in whole chunks, so that no block has two pieces, where an exact count says that
+	 * blocks suffice: of equal items that is what equal splits would be. */
+	static const int SIZES = 4; /* that are tried, from `least` on */
+	METHOD void choose_rounds(i32 least, const i32 (&parts)[SIZES], i32 blocks)
+	{
+		i32 most = chunk + 1;
+
+		UNROLL
+		for (int k = SIZES - 1; k >= 0; k--)
+			if (least + k <= most && sum_of_wave(parts[k]) <= blocks) {
+				this->rounds = true;
+				chunk = least + k;
+			}
+	}
+
+	/* Sequences by as many as there are lanes, three times: what all have, how many chunks of
+	 * some sizes, where the block's units begin. Return: whether there is a piece. */
+	METHOD bool begin()
+	{
+		i32 n = 0, tiles = 0, longest = 0, total = 0, least = 1, blocks, parts[SIZES] = {};
+		i32 runs = ceil_div(a.sequences.batch, FMHA_WAVE);
+
+		together = ceil_div(a.sequences.seqlen_q_max * (a.nhead_q / a.nhead_k), C::TILE_M);
+		if (together < CLUSTER || 2 * together > (i32)gridDim.x)
+			together = CLUSTER;
+		blocks = quotient((i32)gridDim.x, together);
+		unit = batch = start_of = 0;
+		Extent x = {0, 0, 0};
+
+		NO_UNROLL
+		for (i32 i = 0, run = 0; i < 3 * runs; i++, run = run + 1 < runs ? run + 1 : 0) {
+			i32 b = run * FMHA_WAVE + lane_id();
+
+			if (i == runs) {
+				tiles = sum_of_wave(tiles);
+				longest = Share::most_of_wave(longest);
+				this->choose_chunk(sum_of_wave(n), tiles, longest, blocks);
+				least = max_of(max_of(quotient_up(tiles, blocks),
+						      quotient_up(longest, a.n_splits)),
+					       1);
+			}
+			if (i == 2 * runs) {
+				choose_rounds(least, parts, blocks);
+				unit = place() * chunk;
+			}
+			if (i == 0 || runs > 1)
+				x = b < a.sequences.batch ? this->extent_of(this->sequence(b))
+							  : Extent{0, 0, 0};
+			if (i < runs) {
+				n += items(x);
+				tiles += items(x) * x.count;
+				longest = max_of(longest, x.n_tiles ? x.count : 0);
+			} else if (i < 2 * runs) {
+				UNROLL
+				for (int k = 0; k < SIZES; k++)
+					parts[k] += items(x) * quotient_up(x.count, least + k);
+			} else {
+				i32 sum = units(x), before = total + Share::sum_before(sum);
+				bool is_mine = before <= unit && unit < before + sum;
+
+				start_of += sum_of_wave(is_mine ? before : 0);
+				batch += sum_of_wave(is_mine ? b : 0);
+				total += sum_of_wave(sum);
+			}
+		}
+		end = min_of(total, unit + chunk);
+		if (unit >= end)
+			unit = end = 0;
+		return this->goes_on();
+	}
+
+	/* As of the other. */
+	METHOD void take(ForwardBlock<C> &block, Band *ret_band)
+	{
+		Sequence seq;
+		Extent x;
+
+		NO_UNROLL
+		while (true) {
+			seq = this->sequence(batch);
+			x = this->extent_of(seq);
+			if (unit - start_of < units(x))
+				break;
+			start_of += units(x);
+			batch++;
+		}
+		const typename Share::Within at = this->within(x);
+		i32 items = items_of_head(x), head = quotient(at.item, items);
+		i32 tile = (at.item - head * items) * together + (i32)block_id_x() -
+			   place() * together;
+
+		block.place(seq, tile, head, place() - at.first_block);
+		*ret_band = this->band_of(seq, x, at);
+		unit += at.units;
 	}
 };
 

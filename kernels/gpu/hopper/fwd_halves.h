@@ -63,7 +63,7 @@ template <class C, class Loop> struct ForwardHalves {
 	static_assert(OWN_BARRIER + GROUPS <= 16, "there are as many");
 
 	Block block;
-	DecodeShare<C> share; /* SHARES */
+	TilesShare<C> share; /* SHARES */
 	u32 lds; /* address in shared memory */
 	i32 warp; /* of its warpgroup */
 	Band band;
@@ -142,7 +142,7 @@ template <class C, class Loop> struct ForwardHalves {
 	METHOD void park_share() const
 	{
 		const u32 x[4] = {(u32)share.unit, (u32)share.end, (u32)share.chunk,
-				  (u32)share.rounds};
+				  (u32)share.together << 1 | (u32)share.rounds};
 
 		wave_sync();
 		if (lane_id() == 0) {
@@ -159,7 +159,8 @@ template <class C, class Loop> struct ForwardHalves {
 
 		load_shared_16(share_at(), x);
 		share.unit = (i32)x[0], share.end = (i32)x[1], share.chunk = (i32)x[2];
-		share.rounds = x[3], share.batch = (i32)y.w[0], share.start_of = (i32)y.w[1];
+		share.together = (i32)(x[3] >> 1), share.rounds = x[3] & 1;
+		share.batch = (i32)y.w[0], share.start_of = (i32)y.w[1];
 	}
 	METHOD ColumnTiles tiles() const { return Reach<C>::make(block, band).tiles(band); }
 
@@ -301,9 +302,33 @@ template <class C, class Loop> struct ForwardHalves {
 						 group * HALF) * 2;
 		}
 		if (C::SPLIT)
-			Values::store_floats(o, results, a.hdim_v - group * HALF);
+			store_sums(results, a.hdim_v - group * HALF);
 		else
 			Values::store(o, results, a.hdim_v - group * HALF, a.o_dtype, lane_id());
+	}
+
+	/* The same of a split, in floats. Nothing but a store is behind a condition: a branch each,
+	 * for 64 of them, was a third of all code, and blocks fetch it where another kernel has
+	 * been. */
+	METHOD void store_sums(const WgmmaRows &rows, i32 hdim) const
+	{
+		UNROLL
+		for (int r = 0; r < Core::STATS; r++) {
+			float factor = rows.factor[r];
+			bool is_empty = factor == 0.0f;
+			char *to = rows.to[r] + lane_id() % 4 * 8;
+			i32 end = rows.to[r] ? hdim - lane_id() % 4 * 2 : 0;
+
+			UNROLL
+			for (int d = 0; d < 2 * TD; d++) {
+				const float *x = o.t[0][d / 2].x + d % 2 * 4 + 2 * r;
+				chunk8 y = {{is_empty ? 0 : float_to_bits(x[0] * factor),
+					     is_empty ? 0 : float_to_bits(x[1] * factor)}};
+
+				if (d * 8 < end)
+					*(chunk8 *)(to + d * 32) = y;
+			}
+		}
 	}
 
 	/* ---- the first: scores, and the left half ---- */

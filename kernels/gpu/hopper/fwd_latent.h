@@ -19,6 +19,9 @@
  * Latents of fp8 (LATENT_FP8), chosen or not, loading warps read themselves, a quarter of a tile's
  * rows each: what codes and factors multiply to is rounded once, to the queries' type, on its way
  * into the tile.
+ *
+ * Where all tiles are whole and by two of the same keys (PAIRED), blocks are clusters of two, and
+ * each brings, or widens, half of every tile for both.
  */
 #ifndef FMHA_GPU_FWD_LATENT_H
 #define FMHA_GPU_FWD_LATENT_H
@@ -63,7 +66,11 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 			      lds_latent(C::cut(C::TILE_M, C::TILE_N)) <= C::LDS_BYTES,
 		      "the host asks lds.h, too");
 	static const int LOADER_REGISTERS = C::LATENT_FP8 ? 88 : C::CHOSEN ? 72 : 40;
-	static const int CLUSTER = 1, STARTED = 1;
+	/* PAIRED: two tiles of rows have the same keys, and each block brings half of them for
+	 * both. */
+	static const int CLUSTER = C::PAIRED ? GRID_CLUSTER : 1, STARTED = 1;
+	static_assert(!C::PAIRED || (!C::MASK && (C::LATENT_FP8 || !C::CHOSEN)),
+		      "both tiles have as many keys, and they do not come by copies of a lane");
 
 	METHOD ForwardLatent(const abi_fwd_args &args) : Halves(args) {}
 
@@ -74,8 +81,26 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 
 	METHOD void release(i32 part, i32 stage) const
 	{
-		if (lane_id() == 0)
+		if (CLUSTER > 1) {
+			if (lane_id() < CLUSTER)
+				barrier_arrive_at(this->empty(part, stage), lane_id());
+		} else if (lane_id() == 0) {
 			barrier_arrive(this->empty(part, stage));
+		}
+	}
+
+	METHOD static i32 rank() { return CLUSTER > 1 ? (i32)cluster_rank() : 0; }
+	/* PAIRED: tiles side by side, of a split. */
+	METHOD bool find_pieces()
+	{
+		if constexpr (CLUSTER == 1 || C::SHARES)
+			return Halves::find_pieces();
+		const i32 n = C::SPLIT ? max_of(block.a.n_splits, 1) : 1,
+			  pair = (i32)block_id_x() / CLUSTER;
+
+		block.locate((pair / n * CLUSTER + rank()) * n + pair % n, block_id_y(),
+			     block_id_z());
+		return !block.is_idle();
 	}
 
 	/* Whether a part comes by copies of every lane. */
@@ -97,7 +122,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	METHOD void wait_full(i32 part, const Ring &ring) const
 	{
 		barrier_wait(this->full(part, ring.stage), ring.parity);
-		if (is_copied(part))
+		if (is_copied(part) || C::LATENT_FP8)
 			fence_async();
 	}
 	/* The left half is there when scores are. */
@@ -108,6 +133,20 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	}
 
 	/* ---- the loading warpgroup ---- */
+
+	/* Rows of a tile that this block brings, and the first. */
+	static const int LOADED = C::TILE_N / CLUSTER;
+	METHOD static i32 first_loaded() { return rank() * LOADED; }
+
+	/* A block must not end while the other may still write to it: tma.h. Until both have
+	 * released the last tiles. */
+	METHOD void wait_for_peer(Ring &ring) const
+	{
+		if constexpr (CLUSTER > 1)
+			for (int i = 0; i < STAGES; i++, ring.next())
+				for (i32 part = 0; part < PARTS; part++)
+					barrier_wait(this->empty(part, ring.stage), ring.parity);
+	}
 
 	/* A slab of a part, in boxes of @rows. */
 	METHOD void load_slab(const TensorMap &k, i32 part, i32 slab, const Ring &ring,
@@ -120,17 +159,21 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 		if (lane_id() == 0)
 			barrier_expect(barrier, SLAB);
 		wave_sync();
-		if (row < C::TILE_N)
-			load_box(k_tile(ring.stage) + slab * SLAB + slab_bytes(row), k, barrier,
-				 slab * SLAB_COLUMNS, box.row, block.head_k,
-				 C::PAGED ? clamp(box.entry, 0, block.a.cache.n_pages)
-					  : box.entry);
+		if (row >= LOADED)
+			return;
+		u32 to = k_tile(ring.stage) + slab * SLAB + slab_bytes(first_loaded() + row);
+		i32 entry = C::PAGED ? clamp(box.entry, 0, block.a.cache.n_pages) : box.entry;
+
+		if (CLUSTER > 1)
+			load_box_for((1 << CLUSTER) - 1, to, k, barrier, slab * SLAB_COLUMNS,
+				     box.row, block.head_k, entry);
+		else
+			load_box(to, k, barrier, slab * SLAB_COLUMNS, box.row, block.head_k, entry);
 	}
 
 	METHOD void load(const TensorMap &k)
 	{
-		const i32 rows = C::PAGED ? lds_wgmma_box(C::TILE_N, block.a.cache.page_size)
-					  : C::TILE_N;
+		const i32 rows = C::PAGED ? lds_wgmma_box(LOADED, block.a.cache.page_size) : LOADED;
 		Ring ring = {0, 1};
 
 		this->each_piece([&](const ColumnTiles &tiles) {
@@ -141,13 +184,15 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 				view.set_pages(block.a.k, block.seq, block.a.cache, block.head_k,
 					       block.a.nhead_k);
 			if (tiles.count > 0)
-				box = this->find_box(view, tiles.column(tiles.count - 1), rows);
+				box = this->find_box(
+					view, tiles.column(tiles.count - 1) + first_loaded(), rows);
 			NO_UNROLL
 			for (i32 n = tiles.count - 1; n >= 0; n--) {
 				Box next = box;
 
 				if (n > 0) /* on its way before the tile is waited for */
-					next = this->find_box(view, tiles.column(n - 1), rows);
+					next = this->find_box(
+						view, tiles.column(n - 1) + first_loaded(), rows);
 				if (warp == 0)
 					load_slab(k, BEHIND, REST, ring, box, rows);
 				load_slab(k, LEFT, warp, ring, box, rows);
@@ -156,6 +201,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 				box = next;
 			}
 		});
+		wait_for_peer(ring);
 	}
 
 	/* ---- the same of chosen keys ---- */
@@ -280,13 +326,17 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 			       __ballot_sync(0xffffffffu, x >= 0) & 0xffff};
 	}
 
+	/* Of a quarter's rows those that this block widens. */
+	static const int WIDENED = GATHERED / CLUSTER;
+	METHOD static i32 first_widened() { return rank() * WIDENED; }
+
 	/* Half of a tile's quarter on its way: a lane's codes of each row, and its row's factor. */
 	struct Half {
-		chunk8 codes[GATHERED];
+		chunk8 codes[WIDENED];
 		float factor;
 	};
-	/* All at once and behind what was widened before: a fence, and whoever waits for a row in
-	 * between, would wait for these, too. */
+	/* All at once and behind what was widened before: whoever waits for a row in between would
+	 * wait for these, too, and so would a fence. */
 	METHOD static void ask(Half &x, i32 half, const char *base, const Latents &l)
 	{
 		const char *from = base + half * HALF_CODES + hidden(lane_id()) * RUN;
@@ -297,12 +347,13 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 		if (l.there >> lane_id() % GATHERED & 1)
 			x.factor = factors[half * 2 + lane_id() / GATHERED];
 		UNROLL
-		for (int row = 0; row < GATHERED; row++) {
+		for (int i = 0; i < WIDENED; i++) {
+			i32 row = first_widened() + i;
 			const char *at = from + (u64)shuffle_word(l.place, row) * 16;
 
-			x.codes[row] = chunk8{{0, 0}};
+			x.codes[i] = chunk8{{0, 0}};
 			if (l.there >> row & 1)
-				x.codes[row] = *(const chunk8 *)at;
+				x.codes[i] = *(const chunk8 *)at;
 		}
 	}
 	/* Half of a tile that has no registers yet comes as far as L1: a lane asks for a sector.
@@ -313,8 +364,8 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 		const char *from = base + half * HALF_CODES + 16 + lane % 8 * 32;
 
 		UNROLL
-		for (int i = 0; i < TURNS; i++) {
-			i32 row = i * AT_ONCE + lane / 8;
+		for (int i = 0; i < TURNS / CLUSTER; i++) {
+			i32 row = first_widened() + i * AT_ONCE + lane / 8;
 			const char *at = from + (u64)shuffle_word(l.place, row) * 16;
 
 			if (l.there >> row & 1)
@@ -329,13 +380,16 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	METHOD void put(const Half &x, i32 half, i32 stage) const
 	{
 		i32 lane = hidden(lane_id());
+		i32 first = first_widened();
 		u32 at = k_tile(stage) + (half * HALF_SLABS + lane / 8) * SLAB +
-			 warp * GATHERED * SLAB_WIDTH + lane % 8 * 16;
+			 (warp * GATHERED + first) * SLAB_WIDTH + lane % 8 * 16;
+		static_assert(WIDENED % 8 == 0, "the swizzle of a row is known");
+		u32 to_other = CLUSTER > 1 ? cluster_distance(at, rank() ^ 1) : 0;
 
 		UNROLL
-		for (int row = 0; row < GATHERED; row++) {
+		for (int row = 0; row < WIDENED; row++) {
 			/* of the lane's sixteen */
-			float factor = __shfl_sync(0xffffffffu, x.factor, row, GATHERED);
+			float factor = __shfl_sync(0xffffffffu, x.factor, first + row, GATHERED);
 			u32 y[4];
 
 			Widening<F16, E4M3>::widen(x.codes[row].w[0], &y[0], &y[1]);
@@ -344,15 +398,21 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 			for (int w = 0; w < 4; w++)
 				y[w] = widen_two(y[w], factor);
 			store_shared_16((at ^ row % 8 * 16) + row * SLAB_WIDTH, y);
+			if (CLUSTER > 1)
+				store_to_block((at ^ row % 8 * 16) + row * SLAB_WIDTH + to_other, y,
+					       this->full(half, stage) + to_other);
 			if (row % 2 == 1) /* ptxas mixes no more rows than it has registers for */
 				wave_sync();
 		}
 	}
 	METHOD void arrive_written(i32 part, i32 stage) const
 	{
-		fence_async();
 		wave_sync();
-		if (lane_id() == 0)
+		if (lane_id() != 0)
+			return;
+		if (CLUSTER > 1) /* and as many rows come from the other block */
+			barrier_expect(this->full(part, stage), WIDENED * HALF_CODES * 2);
+		else
 			barrier_arrive(this->full(part, stage));
 	}
 
@@ -436,6 +496,7 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 		});
 		copy_async_commit();
 		copy_async_wait();
+		wait_for_peer(ring);
 	}
 
 	/* ---- scores ---- */
@@ -490,9 +551,15 @@ template <class C> struct ForwardLatent : ForwardHalves<C, ForwardLatent<C>> {
 	}
 };
 
+#if FMHA_PAIRED
+#define FMHA_LATENT_CLUSTER __cluster_dims__(GRID_CLUSTER, 1, 1)
+#else
+#define FMHA_LATENT_CLUSTER
+#endif
+
 #define FMHA_OWN_ENTRY
 #if FMHA_CHOSEN || FMHA_LATENT_FP8
-extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
+extern "C" __global__ void FMHA_LATENT_CLUSTER FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args)
 {
 	FMHA_LDS;
@@ -502,7 +569,7 @@ extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 }
 #else
 /* Behind the arguments the map that gpu_maps.c describes. */
-extern "C" __global__ void FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
+extern "C" __global__ void FMHA_LATENT_CLUSTER FMHA_BOUNDS(ForwardLatent<Config>::THREADS, 1)
 	FMHA_ENTRY(const abi_fwd_args args, const __grid_constant__ TensorMap k)
 {
 	FMHA_LDS;

@@ -119,6 +119,23 @@ DEV void load_box_for(u32 ranks, u32 to, const TensorMap &map, u32 barrier, i32 
 		"h"((u16)ranks)
 		: "memory");
 }
+/* How far from the own block's shared memory that of @rank is. */
+DEV u32 cluster_distance(u32 at, u32 rank)
+{
+	u32 there;
+
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+	return there - at;
+}
+/* 16 bytes into another block's shared memory, which the barrier there counts when they have come;
+ * both by addresses of the cluster. */
+DEV void store_to_block(u32 to, const u32 (&x)[4], u32 barrier)
+{
+	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], "
+		     "{%1, %2, %3, %4}, [%5];" ::"r"(to),
+		     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(barrier)
+		     : "memory");
+}
 /* What this thread wrote to shared memory is seen by copies and matrix products that follow a
  * barrier. */
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -20,10 +20,14 @@ static int set_grid(const struct gpu_kernel *k, grid_int x, grid_int y, grid_int
 	return 0;
 }
 
-/* Blocks that share all keys: as many as find room at once. */
+/* Blocks that share all keys: as many as find room at once, in whole clusters. */
 static int set_shares(const struct gpu_kernel *k, uint32_t units, uint32_t ret_grid[3])
 {
-	return set_grid(k, (grid_int)units * k->tile.blocks_per_cu, 1, 1, 0, ret_grid);
+	grid_int blocks = (grid_int)units * k->tile.blocks_per_cu;
+
+	if (k->paired)
+		blocks -= blocks % GRID_CLUSTER;
+	return set_grid(k, blocks, 1, 1, 0, ret_grid);
 }
 
 static int set_forward(const struct gpu_kernel *k, const struct abi_fwd_args *a,
@@ -81,11 +85,12 @@ static int set_rows(const struct gpu_kernel *k, int rows_of_block, grid_int rows
 static int set_combine(const struct gpu_kernel *k, const struct abi_combine_args *a,
 		       uint32_t ret_grid[3])
 {
-	int waves = k->tile.waves_m,
-	    lanes = grid_combine_lanes(a->hdim_v, (int)k->block[0] / waves);
+	int waves = k->tile.waves_m, wave = (int)k->block[0] / waves;
+	int piece = 4 * grid_combine_lanes(a->hdim_v, wave);
 
-	return set_rows(k, waves / grid_combine_waves(a, (int)k->block[0] / waves, waves),
-			grid_combine_rows(a) * a->nhead_q, grid_ceil(a->hdim_v, 4 * lanes),
+	return set_rows(k, waves / grid_combine_waves(a, wave, waves),
+			grid_combine_rows(a) * a->nhead_q,
+			grid_ceil(a->hdim_v, piece * grid_combine_pieces(k->wide, wave)),
 			a->sequences.batch, ret_grid);
 }
 

@@ -159,11 +159,11 @@ __attribute__((format(printf, 2, 3))) static void add_option(struct gpu_kernel *
 }
 
 /* prelude.h: wait_for_stage_before(). */
-static int can_wait(const struct gpu_arch *arch)
+static int can_wait(const char *arch)
 {
 	int number;
 
-	return sscanf(arch->name, "sm_%d", &number) == 1 && number >= 90;
+	return sscanf(arch, "sm_%d", &number) == 1 && number >= 90;
 }
 
 /* Two warpgroups with half of O's columns each, and one that loads: hopper/fwd_halves.h. */
@@ -204,7 +204,7 @@ static const char *begin_kernel(const struct gpu_arch *arch, enum abi_family fam
 		.family = family, .dtype = dtype, .tile = *tile, .block = {threads, 1, 1}};
 	/* AMD's queues count threads, in 32 bits. */
 	k->most_x = strncmp(arch->name, "gfx", 3) == 0 ? UINT32_MAX / threads : INT32_MAX;
-	k->overlaps = can_wait(arch) && waits(family, tile->pipeline);
+	k->overlaps = can_wait(arch->name) && waits(family, tile->pipeline);
 	snprintf(k->build.arch, sizeof(k->build.arch), "%s", arch->name);
 	snprintf(k->build.source, sizeof(k->build.source), "fmha.hip");
 	snprintf(k->entry, sizeof(k->entry), "fmha_%s", entries[family]);
@@ -271,6 +271,8 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	k->split_dkdv = f.split_dkdv;
 	k->dbias_sum = f.dbias_sum;
 	k->shares = f.shares;
+	k->wide = f.wide;
+	k->paired = f.paired;
 #define FEATURE(name, NAME, word, kind, families, asked) add_feature(k, #NAME, word, f.name);
 	FMHA_FEATURES(FEATURE)
 #undef FEATURE
@@ -705,6 +707,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.logits = traits->bias || traits->softcap || traits->any_scale ||
 		   (traits->descale && t->pipeline != GPU_AMD && t->pipeline != GPU_AMD_DECODE);
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
+	f.paired = f.paired && t->pipeline == GPU_LATENT;
 	f.parked = t->pipeline != GPU_DECODE && !has_halves(t->pipeline) && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
 	add_features(k, f);
@@ -793,8 +796,11 @@ static const char *make_rows(const struct gpu_arch *arch, enum abi_family family
 
 	if (why)
 		return why;
-	/* Hopper's loop takes keys in the order of intervals. */
-	if (f.mask_data == 2 || !(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+	/* Hopper's loop takes keys in the order of intervals; merges of wide rows were measured
+	 * there alone. */
+	if (!(gpu_pipelines[GPU_WGMMA].cores & BIT(arch->core)))
+		f.mask_data = f.wide = 0;
+	if (f.mask_data == 2)
 		f.mask_data = 0;
 	add_features(k, f);
 	return finish_kernel(arch, k,
@@ -810,7 +816,8 @@ void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
 {
 	*ret_kernel = (struct gpu_kernel){.build = {.source = "prepare.hip"},
 					  .entry = "fmha_prepare",
-					  .block = {PREPARE_THREADS, 1, 1}};
+					  .block = {PREPARE_THREADS, 1, 1},
+					  .overlaps = can_wait(arch)};
 	snprintf(ret_kernel->build.arch, BUILD_WORD_BYTES, "%s", arch);
 	snprintf(ret_kernel->build.name, BUILD_NAME_BYTES, "fmha_prepare_%s", arch);
 }

@@ -258,7 +258,10 @@ static const char *latent_maps(const struct gpu_kernel *kernel, const struct abi
 	if (!why)
 		why = a->chosen.n > 0 || coded
 			      ? check_output(k, a, record)
-			      : add_map(k, a, lds_wgmma_box(tile->tile_n, a->cache.page_size),
+			      : add_map(k, a,
+					lds_wgmma_box(tile->tile_n /
+							      (kernel->paired ? GRID_CLUSTER : 1),
+						      a->cache.page_size),
 					record);
 	if (!why && coded)
 		why = check_places(k);

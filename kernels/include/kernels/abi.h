@@ -346,7 +346,7 @@ struct abi_prepare_args {
 	abi_i32 nhead_q, hdim_q;
 	abi_i32 dq_tile_rows, dq_tile_floats; /* as in abi_bwd_args */
 	abi_i32 grid;                         /* blocks */
-	abi_i32 reserved;
+	abi_i32 keys_alone; /* 1: of sequences nothing is made but lengths of keys, each of its own */
 };
 
 /* A word that a stream waits for, until it is @value or was further on, or writes. */

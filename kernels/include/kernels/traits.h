@@ -74,9 +74,15 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	  : HAS(MASK_BITS)    ? 2                                                                  \
 			      : 0)                                                                    \
 	X(shares, SHARES, "shares", FLAG, TRAITS_IN(FWD_SPLITKV), abi_shares(&args->fwd))          \
+	X(wide, WIDE, "wide", KIND, TRAITS_IN(FWD_SPLITKV_COMBINE),                                \
+	  p->op != FMHA_MERGE_STATES && p->hdim_v % 8 == 0 ? abi_merges_wide(&args->combine) : 0)  \
 	X(chosen, CHOSEN, "chosen", FLAG, TRAITS_FORWARD, p->topk > 0)                             \
 	X(latent_fp8, LATENT_FP8, "latent", FLAG, TRAITS_FORWARD,                                  \
 	  p->kv_layout == FMHA_KV_LATENT_FP8)                                                      \
+	X(paired, PAIRED, "pair", FLAG, TRAITS_FORWARD,                                            \
+	  p->v_in_k && p->mask == FMHA_MASK_NONE && abi_pairs(&args->fwd) &&                       \
+		  (p->kv_layout == FMHA_KV_LATENT_FP8 ||                                           \
+		   (family == ABI_FWD_SPLITKV && p->topk == 0)))                                   \
 	X(turns, TURNS, "turns", KIND, TRAITS_IN(FWD_APPENDKV), args->appendkv.rope)               \
 	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)
 
@@ -152,6 +158,35 @@ TRAITS_FN int abi_sums_dbias(const struct abi_bwd_args *a)
 TRAITS_FN int abi_shares(const struct abi_fwd_args *a)
 {
 	return a->n_splits > 1 && a->split_size == 0;
+}
+
+/* Whether tiles of 64 heads lie side by side by two, rows of the same keys. */
+#define ABI_PAIR_HEADS 128
+TRAITS_FN int abi_pairs(const struct abi_fwd_args *a)
+{
+	return a->nhead_q / a->nhead_k % ABI_PAIR_HEADS == 0;
+}
+
+/*
+ * Merges of a plan's own parts of wide rows, where these are enough for all units: 1, a wave a row, of parts so few that a
+ * piece of 128 elements has little to wait for; 2, with room for two blocks a unit. Not where a row's sums may not depend
+ * on how many others there are.
+ */
+enum { ABI_MERGE_WHOLE = 1, ABI_MERGE_PIECES = 2 };
+#define ABI_WIDE_HDIM   256 /* above */
+#define ABI_WIDE_ROWS   1024
+#define ABI_WHOLE_PARTS 4
+#define ABI_WHOLE_ROWS  2048
+TRAITS_FN int abi_merges_wide(const struct abi_combine_args *a)
+{
+	const struct abi_sequences *s = &a->sequences;
+	abi_i64 rows = (abi_i64)s->batch * s->seqlen_q_max * a->nhead_q;
+
+	if (a->in_order || a->few_rows > 0 || a->hdim_v <= ABI_WIDE_HDIM || rows < ABI_WIDE_ROWS)
+		return 0;
+	if (a->n_splits > ABI_WHOLE_PARTS)
+		return ABI_MERGE_PIECES;
+	return rows >= ABI_WHOLE_ROWS ? ABI_MERGE_WHOLE : 0;
 }
 
 #endif

@@ -356,14 +356,15 @@ static void init_latents(struct fixture *f, int32_t batch, int32_t heads, int32_
 	fixture_add(f, FMHA_T_SEQLEN_K, FMHA_I32);
 }
 
-/* The fastest of those measured (split.c), also where lengths are not known. */
+/* The fastest of those measured (split.c). Where the cache has pages for a third of such lengths and less, those that are
+ * split share all keys, and a row may be in as many parts as equal ones and more. */
 static void latents_are_split_as_one_block_a_unit(void **state)
 {
 	static const struct {
-		int32_t batch, heads, keys, n_splits;
-	} cases[] = {{128, 16, 1024, 1}, {2, 16, 1024, 16},   {32, 16, 8192, 4},
-		     {64, 128, 4096, 1}, {4, 128, 32768, 16}, {1, 128, 65536, 64},
-		     {8, 128, 16384, 8}};
+		int32_t batch, heads, keys, n_splits, parts;
+	} cases[] = {{128, 16, 1024, 1, 1}, {2, 16, 1024, 16, 16},   {32, 16, 8192, 4, 12},
+		     {64, 128, 4096, 1, 1}, {4, 128, 32768, 16, 36}, {1, 128, 65536, 64, 66},
+		     {8, 128, 16384, 8, 20}};
 
 	const struct split_device h200 = {.units = 132, .gpu = true, .shares = true};
 
@@ -373,9 +374,14 @@ static void latents_are_split_as_one_block_a_unit(void **state)
 		struct fixture f;
 
 		init_latents(&f, cases[i].batch, cases[i].heads, cases[i].keys);
+		f.problem.n_pages = cases[i].batch * cases[i].keys / 64;
 		split_choose(&f.problem, &h200, &split);
 		assert_false(split.shares);
 		assert_int_equal(split.n, cases[i].n_splits);
+		f.problem.n_pages = f.problem.n_pages / 3 - 1;
+		split_choose(&f.problem, &h200, &split);
+		assert_int_equal(split.shares, cases[i].n_splits > 1);
+		assert_int_equal(split.n, cases[i].parts);
 		if (cases[i].batch == 32) { /* values in keys of other sizes have no such loop */
 			f.problem.hdim_q = f.problem.hdim_v = 128;
 			split_choose(&f.problem, &h200, &split);
