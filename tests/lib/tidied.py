@@ -4,7 +4,8 @@
     tidied.py BUILD SOURCE...
 
 A source is as it was when its preprocessed text is, for each way that BUILD's compile_commands.json compiles it, and
-.clang-tidy and the tool are: then a file of that name lies in build/tidied/.
+.clang-tidy and the tool are: then a file of that name lies in build/tidied/. What BUILD does not compile, since this machine lacks a
+library for it, is left out: nobody knows where its headers are.
 """
 import concurrent.futures
 import hashlib
@@ -67,8 +68,12 @@ def main():
         if time.time() - path.stat().st_mtime > 30 * 86400:
             path.unlink()
     failed, looked = 0, 0
+    strange = [source for source in sources if source not in by_source]
+    if strange:
+        print(f"clang-tidy: not compiled here, left out: {' '.join(strange)}", file=sys.stderr)
+    sources = [source for source in sources if source in by_source]
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count() or 1))) as pool:
-        running = [pool.submit(tidy, build, source, by_source.get(source, []), salt) for source in sources]
+        running = [pool.submit(tidy, build, source, by_source[source], salt) for source in sources]
         for done in progress.told(concurrent.futures.as_completed(running), len(sources), "clang-tidy"):
             source, wrong, new = done.result()
             looked += new
