@@ -95,6 +95,8 @@ CELLS = [
     Cell("chunk", 1, 64, 8, 2048, 16384, page=16, causal=True), Cell("chunk", 1, 32, 8, 256, 16384, page=16, causal=True),
     Cell("mixed", 1, 32, 8, 512, 8192, least=4096, page=16, causal=True, ones=32),
     Cell("mixed", 1, 32, 8, 2048, 8192, least=4096, page=16, causal=True, ones=64),
+    Cell("mixed", 4, 32, 8, 512, 4096, least=2048, page=16, causal=True, ones=4),
+    Cell("mixed", 1, 28, 4, 1000, 6000, least=3000, page=16, causal=True, ones=16),
     *(Cell("decode", 16, 32, 8, 1, 12000, least=6000, page=page) for page in (16, 64, 256)),
     Cell("decode", 128, 32, 8, 1, 2048, least=1024, page=16), Cell("decode", 1, 32, 8, 1, 20000, page=16),
     *(Cell("decode", batch, 32, 8, 1, keys, wanted=1.0) for batch, keys in ((4, 30000), (32, 3000), (128, 1500), (256, 500), (1, 4000))),

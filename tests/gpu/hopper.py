@@ -43,6 +43,7 @@ VARIANTS = dict([
     variant(64, 64, 192, 96, SPLIT=1), variant(96, 96, 128, 128, SPLIT=1), variant(128, 128, 128, 128, SPLIT=1),
     variant(128, 128, 128, 128, MASK=1, SPLIT=1), variant(192, 128, 128, 128, SPLIT=1), variant(128, 128, 128, 128, "f16", SPLIT=1),
     variant(128, 128, 128, 64, LOGITS=1, SOFTCAP=1, SPLIT=1),
+    variant(128, 128, 128, 128, MASK=1, SPLIT=1, PAGED=1), variant(256, 256, 128, 64, MASK=1, SPLIT=1, PAGED=1), variant(64, 64, 192, 96, MASK=1, SPLIT=1, PAGED=1),
     variant(128, 128, 128, 128, "f16"), variant(128, 128, 128, 128, "f16", MASK=1),
     variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1),
     variant(128, 128, 128, 128, "f16", LOGITS=1, SOFTCAP=1, MASK=1), variant(192, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1),

@@ -148,8 +148,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
 						: CUTS_REST || (C::SPLIT && C::PAGED &&
-								C::HDIM_Q > 128 &&
-								C::HDIM_Q <= 192)
+								(C::MASK || (C::HDIM_Q > 128 &&
+									     C::HDIM_Q <= 192)))
 							? 32
 							: 24;
 	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
@@ -395,9 +395,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		band.end = min_of(band.begin + keys, seq.n_k);
 	}
 
+	/* Kernels of splits have chunks; of 8 bits their code is long enough without. */
+	static const bool CHUNKS = C::SPLIT && C::MASK && !Values::WIDENED;
 	METHOD bool locate_packed(i32 number)
 	{
-		const PackedPieces<C::MASK, C::TILE_N> all = {a, tile_rows(), n_heads()};
+		const PackedPieces<C::MASK, CHUNKS, C::TILE_N> all = {a, tile_rows(), n_heads()};
 		i32 sequence, tile;
 
 		if (!all.find(number, &sequence, &tile, &head))
@@ -428,9 +430,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/*
 	 * This block's next piece, back and forth over the blocks, so that each gets long and short
-	 * ones. Of packed splits every other block takes its own in the opposite order: what long
-	 * ones wait for are products, and decodes beside them wait for memory, so that at any time
-	 * half of the blocks leave to the others what those want.
+	 * ones. Of packed splits that are not CHUNKS every other block takes its own in the opposite
+	 * order: what long ones wait for are products, and decodes beside them wait for memory, so
+	 * that at any time half of the blocks leave to the others what those want. In the order of
+	 * CHUNKS decodes and others are mixed anyhow.
 	 */
 	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
 	{
@@ -447,7 +450,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 			if (CUTS_REST) /* and parts of those that are not whole */
 				pieces += (pieces - whole_pieces()) * (a.rest.n_splits - 1);
 
-			if constexpr (C::SPLIT)
+			if constexpr (C::SPLIT && !CHUNKS)
 				if (a.sequences.seqstart_q && block_id_x() & 1) {
 					i32 round = ceil_div(pieces, n_blocks) - 1 - at->round;
 
