@@ -435,6 +435,12 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	 * that at any time half of the blocks leave to the others what those want. In the order of
 	 * CHUNKS decodes and others are mixed anyhow.
 	 */
+	METHOD static i32 number_of(i32 round)
+	{
+		i32 n_blocks = (i32)gridDim.x;
+
+		return round * n_blocks + (round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+	}
 	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
 	{
 		i32 n_blocks = (i32)gridDim.x;
@@ -442,8 +448,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		for (;;) {
 			i32 start = at->round * n_blocks,
 			    n_heads = SECTIONS ? at->heads.by : heads();
-			i32 number = start +
-				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+			i32 number = number_of(at->round);
 			i32 pieces = a.sequences.seqstart_q
 					     ? grid_pieces(&a, tile_rows(), this->n_heads())
 					     : n_heads * tiles_of_head();
@@ -451,13 +456,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 				pieces += (pieces - whole_pieces()) * (a.rest.n_splits - 1);
 
 			if constexpr (C::SPLIT && !CHUNKS)
-				if (a.sequences.seqstart_q && block_id_x() & 1) {
-					i32 round = ceil_div(pieces, n_blocks) - 1 - at->round;
-
-					number = round * n_blocks +
-						 (round & 1 ? n_blocks - 1 - block_id_x()
-							    : block_id_x());
-				}
+				if (a.sequences.seqstart_q && block_id_x() & 1)
+					number = number_of(ceil_div(pieces, n_blocks) - 1 -
+							   at->round);
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
 
