@@ -13,6 +13,7 @@
 
 /* A sequence's tiles of rows. */
 template <bool MASKED, int TILE_N> struct PackedTiles {
+	typedef i32 Rows;
 	i32 tiles, work;
 
 	/* Tiles with at least so much work. */
@@ -34,6 +35,13 @@ template <bool MASKED, int TILE_N> struct PackedTiles {
  * step is as many keys as some tiles have rows. */
 struct ChunkTiles {
 	static const i32 STEPS = 16; /* no tile has as many */
+	/* Of a tile; a search divides by them often. */
+	struct Rows {
+		Divisor by;
+
+		METHOD Rows(i32 rows) : by(Divisor::make(rows)) {}
+		METHOD operator i32() const { return by.by; }
+	};
 	i32 tiles;
 	u32 step, before; /* what the first tile has besides its own rows */
 
@@ -43,7 +51,7 @@ struct ChunkTiles {
 
 		return place > before ? tiles - (i32)min_of(place - before, (u32)tiles) : tiles;
 	}
-	METHOD static ChunkTiles of(const abi_fwd_args &a, i32 sequence, i32 rows)
+	METHOD static ChunkTiles of(const abi_fwd_args &a, i32 sequence, const Rows &rows)
 	{
 		if (sequence >= a.sequences.batch)
 			return ChunkTiles{0, 0, 0};
@@ -53,18 +61,20 @@ struct ChunkTiles {
 
 		/* A decode's tile of keys takes three fourths of the time of another one's. */
 		keys -= v.n_q > rows ? 0 : keys / 4;
-		return ChunkTiles{ceil_div(v.n_q, rows), (u32)(longest / (rows * STEPS)) + 1,
-				  (u32)(keys / rows)};
+		return ChunkTiles{rows.by.quotient(v.n_q + rows - 1),
+				  (u32)(rows.by.quotient(longest) / STEPS) + 1,
+				  (u32)rows.by.quotient(keys)};
 	}
 };
 
 /* CHUNKS: under a mask. */
 template <bool MASKED, bool CHUNKS, int TILE_N> struct PackedPieces {
-	const abi_fwd_args &a;
-	i32 rows, heads; /* of a sequence that a tile has; what tiles are counted for */
-
 	/* A lane's sequence. */
 	typedef typename Either<CHUNKS, ChunkTiles, PackedTiles<MASKED, TILE_N>>::Type Lengths;
+	const abi_fwd_args &a;
+	typename Lengths::Rows rows; /* of a sequence that a tile has */
+	i32 heads;                   /* what tiles are counted for */
+
 	METHOD Lengths lengths(i32 sequence) const { return Lengths::of(a, sequence, rows); }
 
 	/* early: the first wave's. Others are read each time. */
@@ -83,7 +93,7 @@ template <bool MASKED, bool CHUNKS, int TILE_N> struct PackedPieces {
 	{
 		i32 place = number / heads; /* among tiles */
 		i32 least = 0, too_much = CHUNKS   ? ChunkTiles::STEPS
-					  : MASKED ? ceil_div(a.sequences.seqlen_q_max, rows)
+					  : MASKED ? ceil_div(a.sequences.seqlen_q_max, (i32)rows)
 						   : ceil_div(a.sequences.seqlen_k_max, TILE_N) + 1;
 		i32 n_more = 0; /* tiles with more work */
 		Lengths mine = lengths(lane_id());
