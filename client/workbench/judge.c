@@ -373,6 +373,12 @@ static int judge_forward(struct judge *judge, const struct fmha_problem *p, stru
 		free(rounded_o);
 		free(rounded_lse);
 	}
+	if (p->softcap_approx) { /* a score is off by 2^-11 of itself, at most of the cap */
+		double off = 0x1p-11 * (double)p->logits_soft_cap;
+
+		o->bar += 2 * off * largest(o->values, o->n);
+		lse->bar += off;
+	}
 	widen_free(p, &wide);
 	if (!p->lse.data) {
 		judge->n--; /* it was the last */

@@ -308,8 +308,10 @@ static void choose_options(struct verify_case *c)
 				p->sink_tokens = between(c, 1, 8);
 		}
 	}
-	if (has(c, VERIFY_SOFTCAP))
+	if (has(c, VERIFY_SOFTCAP)) {
 		p->logits_soft_cap = (float)(0.5 + 20 * uniform(c));
+		p->softcap_approx = p->op == FMHA_FORWARD && chance(c, 30);
+	}
 	if (has(c, VERIFY_SCALE))
 		p->scale = (float)(uniform(c) * 0.5);
 	if (has(c, VERIFY_DROPOUT)) {

@@ -41,6 +41,8 @@ static void normalise(struct fmha_problem *p)
 		p->window_left = p->window_right = -1;
 		p->sink_tokens = 0;
 	}
+	if (p->logits_soft_cap == 0)
+		p->softcap_approx = 0;
 	for (int i = 0; i < FMHA_N_TENSORS; i++) {
 		if (!plan_present(p, (enum fmha_tensor_role)i))
 			continue;

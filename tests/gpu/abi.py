@@ -97,10 +97,11 @@ def load_library(path=None):
     return lib
 
 
-def make_kernel(lib, arch, family, dtype, args, tile):
-    """The kernel of that tile that runs @args, or None."""
+def make_kernel(lib, arch, family, dtype, args, tile, approximate=False):
+    """The kernel of that tile that runs @args, or None. @approximate: soft caps may be."""
     kernel = Kernel()
-    refused = lib.check_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile), ctypes.byref(kernel))
+    refused = lib.check_make(arch.encode(), family, dtype, ctypes.byref(args), ctypes.byref(tile), int(approximate),
+                             ctypes.byref(kernel))
     return None if refused else kernel
 
 

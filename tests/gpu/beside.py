@@ -47,6 +47,7 @@ class Cell:
     least: int = 0  # keys of the shortest sequence, where they differ
     softcap: float = 0.0
     far: float = 1.0  # the deviation of Q: with 20 most tiles have scores beyond half of the cap
+    approx: bool = False  # the cap may be FlashAttention-3's
     ones: int = 0  # sequences of one row in front of the others, packed
     dtype: str = "bf16"
     wanted: float = 1.05
@@ -60,7 +61,7 @@ class Cell:
         size = (f"{self.ones} x 1 and " if self.ones else "") + f"{self.batch} x {self.heads}/{self.heads_k} x {self.rows}"
         return (f"{self.kind} {size}" + ("" if self.keys == self.rows else f" over {keys}") + f" d{dim}"
                 + (f" pages {self.page}" if self.page else "") + (" causal" if self.causal else " full" if self.rows > 1 else "")
-                + (f" cap{' far' if self.far > 1 else ''}" if self.softcap else "") + (f" {self.dtype}" if self.dtype != "bf16" else ""))
+                + (f" {'approximate ' * self.approx}cap{' far' if self.far > 1 else ''}" if self.softcap else "") + (f" {self.dtype}" if self.dtype != "bf16" else ""))
 
     def lengths(self):
         n, draw = self.batch + self.ones, torch.Generator().manual_seed(3)
@@ -88,12 +89,14 @@ CELLS = [
     *both("forward", 1, 20, 4, 5000), *both("forward", 1, 40, 8, 12000), *both("forward", 1, 32, 8, 32768),
     *both("forward", 1, 24, 24, 4600, hdim=96), *both("forward", 1, 16, 16, 10000, hdim=64), *both("forward", 1, 16, 8, 8192, hdim=256),
     *both("forward", 32, 16, 16, 384), *both("forward", 4, 32, 8, 2048),
-    *(Cell("cap", 1, heads, 8, 8192, hdim=hdim, causal=True, softcap=50.0, far=far, wanted=0.9)
-      for heads, hdim in ((32, 128), (16, 256)) for far in (1.0, 20.0)),
+    *(Cell("cap", 1, heads, 8, 8192, hdim=hdim, causal=True, softcap=50.0, far=far, approx=approx, wanted=1.0 if approx else 0.9)
+      for approx in (False, True) for heads, hdim in ((32, 128), (16, 256)) for far in (1.0, 20.0)),
     Cell("chunk", 4, 32, 8, 2048, 16384, page=16, causal=True), Cell("chunk", 4, 32, 8, 512, 16384, page=64, causal=True),
     Cell("chunk", 1, 64, 8, 2048, 16384, page=16, causal=True), Cell("chunk", 1, 32, 8, 256, 16384, page=16, causal=True),
     Cell("mixed", 1, 32, 8, 512, 8192, least=4096, page=16, causal=True, ones=32),
     Cell("mixed", 1, 32, 8, 2048, 8192, least=4096, page=16, causal=True, ones=64),
+    Cell("mixed", 4, 32, 8, 512, 4096, least=2048, page=16, causal=True, ones=4),
+    Cell("mixed", 1, 28, 4, 1000, 6000, least=3000, page=16, causal=True, ones=16),
     *(Cell("decode", 16, 32, 8, 1, 12000, least=6000, page=page) for page in (16, 64, 256)),
     Cell("decode", 128, 32, 8, 1, 2048, least=1024, page=16), Cell("decode", 1, 32, 8, 1, 20000, page=16),
     *(Cell("decode", batch, 32, 8, 1, keys, wanted=1.0) for batch, keys in ((4, 30000), (32, 3000), (128, 1500), (256, 500), (1, 4000))),
@@ -140,7 +143,7 @@ def ours(p):
     if c.dtype == "e4m3":
         options["out"] = torch.empty(*p.sets[0][0].shape[:-1], c.hdim_v, device="cuda", dtype=torch.bfloat16)
     attend = fmha.torch.attention if c.kind == "backward" else fmha.attention
-    return lambda q, k, v: attend(q, k, v, causal=c.causal, softcap=c.softcap, **options)
+    return lambda q, k, v: attend(q, k, v, causal=c.causal, softcap=c.softcap, softcap_approx=c.approx, **options)
 
 
 def flash_attention_3(p):

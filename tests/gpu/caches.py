@@ -187,7 +187,7 @@ def measure(p, by_token):
 
 
 class Batch:
-    """Sequences of few rows and of many over one cache of 8 bits in pages. Their lengths are drawn anew, in place, for each replay of a graph."""
+    """Sequences of few rows and of many over one cache of 8 or 16 bits in pages. Their lengths are drawn anew, in place, for each replay of a graph."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -200,7 +200,7 @@ class Batch:
         self.rows = sum(self.draw_rows())
         self.promised = min(self.longest * rng.choice((1, 1, 2)), self.rows)
         self.dtype = rng.choice((torch.bfloat16, torch.bfloat16, torch.float16))
-        kind = rng.choice(("e4m3", "e4m3", "e5m2", "int8"))
+        kind = rng.choice(("e4m3", "e5m2", "int8", None))
         spread = 1 / SCALES[kind][0] if kind == "int8" else 1
         generator = torch.Generator("cuda").manual_seed(rng.randint(0, 1 << 30))
         pages = -(-self.most_keys // self.page)
@@ -209,16 +209,19 @@ class Batch:
             return torch.randn(shape, device="cuda", generator=generator, dtype=torch.float32)
 
         self.q = normal(self.rows, self.heads, self.hdim).to(self.dtype)
-        self.k, self.v = (coded(normal(pages * self.n, self.page, self.heads_k, d) * spread, kind) for d in (self.hdim, self.hdim_v))
+        self.k, self.v = (normal(pages * self.n, self.page, self.heads_k, d) * spread for d in (self.hdim, self.hdim_v))
+        self.k, self.v = (coded(x, kind) if kind else x.to(self.dtype) for x in (self.k, self.v))
         self.table = torch.randperm(pages * self.n, device="cuda", generator=generator).int().view(self.n, -1)
         self.starts = torch.zeros(self.n + 1, device="cuda", dtype=torch.int32)
         self.used = torch.zeros(self.n, device="cuda", dtype=torch.int32)
         self.options = dict(causal=rng.random() < 0.8, softcap=rng.choice((0.0, 0.0, 3.0)))
         if self.options["causal"] and rng.random() < 0.3:
             self.options["window"] = (rng.choice((40, 300)), 0)
-        self.by_token = self.dtype == torch.bfloat16 and rng.random() < 0.4
+        self.by_token = self.dtype == torch.bfloat16 and kind is not None and rng.random() < 0.4
         of = (pages * self.n, self.heads_k, self.page) if self.by_token else (self.n, self.heads_k)
-        self.factors = [(torch.rand(of, device="cuda", generator=generator) + 0.5) / spread for _ in "kv"]
+        self.factors = [(torch.rand(of, device="cuda", generator=generator) + 0.5) / spread if kind else torch.ones(of, device="cuda") for _ in "kv"]
+        if kind:
+            self.options.update(k_descale=self.factors[0], v_descale=self.factors[1])
         if self.by_token:
             self.options.update(descale_per_page=True, descale_block_k=1)
 
@@ -240,8 +243,7 @@ class Batch:
 
     def attend(self):
         return fmha.attention(self.q, self.k, self.v, cu_seqlens_q=self.starts, max_seqlen_q=self.promised, block_table=self.table,
-                              seqlens_k=self.used, max_seqlen_k=self.most_keys, k_descale=self.factors[0], v_descale=self.factors[1],
-                              return_lse=True, **self.options)
+                              seqlens_k=self.used, max_seqlen_k=self.most_keys, return_lse=True, **self.options)
 
     def worst(self, o, lse):
         """Of some heads of all sequences, the distance of O and LSE from float64."""
@@ -269,7 +271,7 @@ class Batch:
         return worst
 
     def __str__(self):
-        options = " ".join(f"{k}={v}" for k, v in self.options.items())
+        options = " ".join(f"{k}={v}" for k, v in self.options.items() if not k.endswith("_descale"))
         return (f"{self.n} sequences, {self.rows} rows, up to {self.longest} (promised {self.promised}), {self.heads}/{self.heads_k} of "
                 f"{self.hdim}/{self.hdim_v}, {self.most_keys} keys, pages {self.page}, {self.k.dtype} under {self.dtype}, {options}")
 

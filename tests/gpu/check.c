@@ -35,7 +35,7 @@ EXPORT const size_t fmha_gpu_check_sizes[7] = {
 
 const char *check_pipeline(int pipeline);
 int check_make(const char *arch, int family, uint32_t dtype, const void *args,
-	       const struct gpu_tile *tile, struct gpu_kernel *ret_kernel);
+	       const struct gpu_tile *tile, int approximate, struct gpu_kernel *ret_kernel);
 int check_tile(const char *arch, int family, uint32_t dtype, const void *args, int candidate,
 	       struct gpu_tile *ret_tile);
 const char *check_launch(const struct gpu_kernel *kernel, uint32_t units, const void *args,
@@ -126,13 +126,15 @@ static struct traits traits_for(int family, uint32_t dtype, const void *args)
 	return traits;
 }
 
+/* @approximate: soft caps may be, which no argument says. */
 EXPORT int check_make(const char *arch, int family, uint32_t dtype, const void *args,
-		      const struct gpu_tile *tile, struct gpu_kernel *ret_kernel)
+		      const struct gpu_tile *tile, int approximate, struct gpu_kernel *ret_kernel)
 {
-	const struct traits traits = traits_for(family, dtype, args);
+	struct traits traits = traits_for(family, dtype, args);
 	const struct gpu_arch *found = gpu_arch_find(arch);
 	struct launch_record ignored;
 
+	traits.cap_approx = traits.softcap && approximate;
 	return !found || gpu_kernel_make(found, family, &traits, tile, ret_kernel) ||
 	       ((tile->pipeline == GPU_AMD || tile->pipeline == GPU_AMD_DECODE) &&
 		gpu_kernel_maps(ret_kernel, args, &ignored));

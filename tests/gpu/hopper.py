@@ -43,11 +43,17 @@ VARIANTS = dict([
     variant(64, 64, 192, 96, SPLIT=1), variant(96, 96, 128, 128, SPLIT=1), variant(128, 128, 128, 128, SPLIT=1),
     variant(128, 128, 128, 128, MASK=1, SPLIT=1), variant(192, 128, 128, 128, SPLIT=1), variant(128, 128, 128, 128, "f16", SPLIT=1),
     variant(128, 128, 128, 64, LOGITS=1, SOFTCAP=1, SPLIT=1),
+    variant(128, 128, 128, 128, MASK=1, SPLIT=1, PAGED=1), variant(256, 256, 128, 64, MASK=1, SPLIT=1, PAGED=1), variant(64, 64, 192, 96, MASK=1, SPLIT=1, PAGED=1),
     variant(128, 128, 128, 128, "f16"), variant(128, 128, 128, 128, "f16", MASK=1),
     variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1), variant(128, 128, 128, 128, LOGITS=1, SOFTCAP=1),
     variant(128, 128, 128, 128, "f16", LOGITS=1, SOFTCAP=1, MASK=1), variant(192, 128, 128, 128, LOGITS=1, SOFTCAP=1, MASK=1),
     variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1, MASK=1), variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1),
     variant(256, 256, 128, 64, LOGITS=1, SOFTCAP=1, MASK=1, PAGED=1), variant(64, 64, 192, 64, LOGITS=1, SOFTCAP=1, MASK=1),
+    *(variant(*tile, LOGITS=1, SOFTCAP=1, CAP_APPROX=1, **more) for tile, more in (
+        ((128, 128, 128, 128), {}), ((128, 128, 128, 128), dict(MASK=1)), ((128, 128, 128, 128, "f16"), dict(MASK=1)),
+        ((64, 64, 192, 128), dict(MASK=1)), ((192, 128, 128, 128), dict(MASK=1)), ((256, 256, 128, 64), dict(MASK=1)),
+        ((128, 128, 128, 128), dict(MASK=1, PAGED=1)), ((128, 128, 128, 64), dict(MASK=1, SPLIT=1)),
+        ((128, 128, 128, 128), dict(BIAS=2, MASK=1)), ((256, 256, 128, 32), dict(BIAS=1, MASK=1)), ((128, 128, 128, 96), dict(DROPOUT=1, MASK=1)))),
     variant(128, 128, 128, 128, LOGITS=1, BIAS=2, MASK=1), variant(128, 128, 128, 128, LOGITS=1, BIAS=2, SOFTCAP=1, MASK=1),
     variant(128, 128, 128, 96, LOGITS=1, SOFTCAP=1, DROPOUT=1, MASK=1), variant(256, 256, 128, 64, LOGITS=1, BIAS=1, MASK=1),
     variant(256, 256, 128, 32, DROPOUT=1, MASK=1), variant(256, 256, 128, 32, LOGITS=1, BIAS=2, MASK=1),
@@ -107,7 +113,7 @@ def kernel_of(lib, v):
     args, f = ask(abi.FwdArgs(), v), v["features"]
     args.cache.page_size, args.q_descale.data = 16 * f.get("PAGED", 0), 64 * f.get("DESCALE", 0) or None
     family = abi.FWD_SPLITKV if f.get("SPLIT") else abi.FWD_PAGEDKV if f.get("PAGED") else abi.FWD
-    return abi.make_kernel(lib, ARCH, family, args.dtype, args, tile_of(v, v["m"] // 16))
+    return abi.make_kernel(lib, ARCH, family, args.dtype, args, tile_of(v, v["m"] // 16), f.get("CAP_APPROX", False))
 
 
 def kernels(lib, match):
@@ -220,6 +226,7 @@ class Problem:
     rest: int = 0  # parts of each of the last tiles
     arrivals: object = None
     keep: tuple = ()
+    largest: float = 0  # score that a row sees, as wrong() found it
 
     def cut_rest(self, torch, args, v):
         """Room for as many parts as there may be, which hold nothing."""
@@ -344,6 +351,8 @@ class Problem:
                 s += bias
             seen = self.seen_of(torch, b, n_q, n_k, first)
             first += n_q if self.group else 0
+            if self.cap and s.numel():
+                self.largest = max(self.largest, s.abs().masked_fill(~seen, 0).nan_to_num(nan=0.0).max().item())
             s.masked_fill_(~seen, -math.inf)
             sink = s.new_full((*s.shape[:2], 1), -math.inf)
             if self.sink is not None:
@@ -614,6 +623,7 @@ def checks(torch, v):
 
 # Of O, relative. Scores of 8-bit products have 13 bits.
 MOST = {"bf16": 6e-3, "f16": 1e-3, "e4m3": 6e-3}
+APPROXIMATE = 2 ** -15  # of a score that tanh.approx caps: 1.1e-5 on an H200, where NVIDIA promises 2^-11
 
 
 FEW = ("odd", "2 parts of 2 x 24/8 x 700", "group", "seventy sequences", "window", "ALiBi", "bias", "of all rows", "cap 20.0", "dropout", "padded with NaN", "NaN in a key",
@@ -646,8 +656,9 @@ def check(device, match, few=False):
                 torch.cuda.synchronize()
                 same = torch.equal(first.view(torch.uint8), p.o.view(torch.uint8))
                 done += 1
+                allowed = APPROXIMATE * p.largest if v["features"].get("CAP_APPROX") else 0
                 # Products of 8 bits are added up with 13 bits or so.
-                if not (error < MOST[v["dtype"]] and lse_error < (1e-2 if v["dtype"] == "e4m3" else 1e-3) and same):
+                if not (error < MOST[v["dtype"]] + allowed and lse_error < (1e-2 if v["dtype"] == "e4m3" else 1e-3) + allowed and same):
                     failed += 1
                     in_pages = f" pages of {p.pages.size}, {'indirect' if p.pages.indirect else 'table'}" if p.pages else ""
                     print(f"FAIL {name} {what}{in_pages} persistent={int(persistent)}: O {error:.3g}, LSE {lse_error:.3g}, "

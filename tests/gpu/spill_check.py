@@ -82,8 +82,9 @@ def kernel_of(lib, name):
             options.update(page=16, table="sglang" if family == abi.BATCH_PREFILL else "block")
         problem = Forward(**options, splits=2 if "split" in p["family"] else 0, split_size=1)
         args = problem.combine_args() if family == abi.FWD_SPLITKV_COMBINE else problem.args
-    kernel = abi.make_kernel(lib, p["arch"], family, options["dtype"], args, tile_of(name))
-    return kernel if kernel is not None and kernel.name.decode() == name else None
+    kernel = abi.make_kernel(lib, p["arch"], family, options["dtype"], args, tile_of(name), "approx" in words)
+    names = (name, name.replace("_t128x64_", "_t128x80_")) if "approx" in words else (name,)  # code has more keys than its row
+    return kernel if kernel is not None and kernel.name.decode() in names else None
 
 
 def is_strict(name):
@@ -164,6 +165,10 @@ SHORT_BYTES = re.compile(r"fmha_fwd(_pagedkv)?_e4m3_\w+_gpu_wgmma_h128x128_t128x
                          r"|fmha_fwd_splitkv_(bf16|f16)_\w+_gpu_decode_h128x128_t16x128_w1x4_b2_pack_split_paged_descale_narrow3?_logits"
                          r"_buffers3$")
 
+# Whose caps may be approximate, which no list has either.
+SHORT_CAPPED = re.compile(r"fmha_fwd(_pagedkv)?_bf16_\w+_gpu_wgmma_h(64x64_t192x128_w12|128x128_t128x128_w8|256x256_t128x64_w8)x1_b1"
+                          r"_mask(_cap|_cap_paged)_logits$")
+
 # Latents of fp8, which no list has: problems alone tell them from other keys of 8 bits. In every share.
 LATENTS_OF_FP8 = ["fmha_fwd_{}_sm_90a_gpu_latent_h576x512_t64x64_w4x2_b1_pack_{}".format(*words) for words in (
     ("pagedkv_bf16", "mask_paged_narrow_latent"), ("splitkv_bf16", "split_narrow_latent"),
@@ -195,6 +200,7 @@ def main():
             names = [n for n in names if is_short(n, "f16" if arch == "sm_80" else "bf16") or SHORT_STRICT.match(n)]
             names += [n for n in listed(arch, "fp8_test") if SHORT_FP8.match(n) or SHORT_STRICT.match(n)]
             names += [n for n in listed(arch) if SHORT_BYTES.match(n)]
+            names += [f"{n}_approx" for n in listed(arch) if SHORT_CAPPED.match(n)]
             names += LATENTS_OF_FP8 if arch == "sm_90a" else []
         for name in dict.fromkeys(names):
             kernel = kernel_of(lib, name)

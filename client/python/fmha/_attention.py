@@ -58,13 +58,14 @@ def _table_keys(kept) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _judged_options(op, layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k, deterministic=False,
-                    n_splits=0, split_size=0):
+                    n_splits=0, split_size=0, softcap_approx=False):
     _check.words(layout=layout, causal=causal, window=window, align=align, sink_tokens=sink_tokens, scale=scale, softcap=softcap,
                  dropout_p=dropout_p, max_seqlen_q=longest_q, max_seqlen_k=longest_k, deterministic=deterministic, n_splits=n_splits,
-                 split_size=split_size)
+                 split_size=split_size, softcap_approx=softcap_approx)
     mask, band = _problem.masking(causal, window, align)
     return _problem.Options(op=op, layout=layout, mask=mask, window=band, sink_tokens=sink_tokens, scale=scale, softcap=float(softcap),
-                            dropout_p=float(dropout_p), deterministic=deterministic, n_splits=n_splits, split_size=split_size,
+                            softcap_approx=softcap_approx, dropout_p=float(dropout_p), deterministic=deterministic, n_splits=n_splits,
+                            split_size=split_size,
                             max_seqlen_q=longest_q or 0, max_seqlen_k=longest_k or 0)
 
 
@@ -79,7 +80,7 @@ def attention(
     q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, descale_block_q: int = 0, descale_block_k: int = 0,
     descale_per_page: bool = False,
     n_splits: int = 0, split_size: int = 0, layout: str = "bshd", out: Any = None, return_lse: bool = False,
-    return_randval: bool = False, mask: Any = None, device: Device | None = None,
+    return_randval: bool = False, mask: Any = None, device: Device | None = None, softcap_approx: bool = False,
 ) -> Any:
     """O = softmax(scale * Q K^T, soft cap, + bias or ALiBi, mask) V.
 
@@ -93,7 +94,8 @@ def attention(
         align: the corner that the band is tied to when lengths differ: "bottom_right" (flash-attn) or "top_left" (torch).
         sink_tokens: leading keys visible left of any window.
         scale: None: 1 / sqrt(hdim).
-        softcap: c of c * tanh(S / c), 0: none.
+        softcap: c of c * tanh(S / c), 0: none. softcap_approx: its tanh may be off by 2^-11 of itself, so scores by 0.0005 c, as
+            FlashAttention-3's are: Hopper's tensor-core loop, for many rows, is faster with it; all others stay exact.
         bias: added to S; broadcasts to [batch, heads, rows, keys] as numpy does.
         alibi_slopes: float32 [heads] or [batch, heads]: -slope * |i + seqlen_k - seqlen_q - j| is added.
         sink: float32 [heads], a logit in the softmax's denominator only.
@@ -138,7 +140,7 @@ def attention(
     if longest_k is None and kv_indptr is not None:
         raise invalid("give max_seqlen_k: the longest cache", "seqlen_k")
     options = _options("forward", layout, causal, window, align, sink_tokens, scale, softcap, dropout_p, longest_q, longest_k,
-                       n_splits=n_splits, split_size=split_size)
+                       n_splits=n_splits, split_size=split_size, softcap_approx=softcap_approx)
     if descale_block_q or descale_block_k or descale_per_page:
         options = options._replace(descale_block_q=descale_block_q, descale_block_k=descale_block_k, descale_per_page=bool(descale_per_page))
     _add_mask(kept, mask, layout)
@@ -198,7 +200,8 @@ def attention_backward(
         deterministic: the same bits on every run.
         want_dbias: the bias's gradient too, summed over the axes that it broadcasts.
         dq, dk, dv: where they go; None: new arrays.
-        The others: what attention() was given, seed and offset too (or the bytes, as randval).
+        The others: what attention() was given, seed and offset too (or the bytes, as randval). Of softcap_approx it knows nothing:
+            gradients are the exact cap's.
 
     Returns:
         (dQ, dK, dV), then dBias when asked for, then dSink where there is a sink (float32 [heads]).

@@ -98,7 +98,7 @@ def is_a(value, kind: type, name: str, how: str) -> None:
 
 
 WORDS = {
-    "causal": flag, "is_causal": flag, "enable_gqa": flag, "deterministic": flag, "return_lse": flag, "return_randval": flag,
+    "causal": flag, "is_causal": flag, "enable_gqa": flag, "deterministic": flag, "softcap_approx": flag, "return_lse": flag, "return_randval": flag,
     "return_attn_probs": flag, "return_softmax_lse": flag, "want_dbias": flag, "rotary_interleaved": flag,
     "descale_per_page": flag, "find_descales": flag, "descale_block_q": count, "descale_block_k": count,
     "window": window, "window_size": window, "align": align, "layout": layout,

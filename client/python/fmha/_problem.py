@@ -30,6 +30,7 @@ class Options(NamedTuple):
     sink_tokens: int = 0
     scale: float | None = None
     softcap: float = 0.0
+    softcap_approx: bool = False
     dropout_p: float = 0.0
     deterministic: bool = False
     n_splits: int = 0

@@ -44,13 +44,13 @@ def _call(*said):
 
 
 @functools.lru_cache(maxsize=4096)
-def _judged_call(layout, dropout_p, softmax_scale, causal, window_size, softcap, deterministic, longest=(0, 0)):
+def _judged_call(layout, dropout_p, softmax_scale, causal, window_size, softcap, deterministic, softcap_approx, longest=(0, 0)):
     if not torch.compiler.is_compiling():
         _check.words(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-                     deterministic=deterministic, max_seqlen_q=longest[0], max_seqlen_k=longest[1])
+                     deterministic=deterministic, max_seqlen_q=longest[0], max_seqlen_k=longest[1], softcap_approx=softcap_approx)
     mask, (left, right) = _problem.masking(causal, window_size, "bottom_right")
     return ft.Call(layout, mask, left, right, softmax_scale, _cap(softcap), float(dropout_p), int(longest[0]), int(longest[1]),
-                   deterministic)
+                   deterministic, softcap_approx)
 
 
 _ARGUMENTS = ("q", "k", "v", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -226,16 +226,17 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     causal: bool = False, window_size: tuple = (-1, -1), softcap: float = 0.0,
                     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False, *,
                     q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,
-                    out: Tensor | None = None, mask=None):
+                    out: Tensor | None = None, mask=None, softcap_approx: bool = False):
     """q [batch, rows, heads, hdim], k, v [batch, keys, kv heads, hdim] -> O, or (O, softmax_lse [batch, heads, rows], S_dmask).
 
-    causal and window_size are tied to the bottom right corner; a softcap of 0 or less is none. alibi_slopes float32 [heads] or
+    causal and window_size are tied to the bottom right corner; a softcap of 0 or less is none, and softcap_approx is fmha.attention()'s.
+    alibi_slopes float32 [heads] or
     [batch, heads]. S_dmask: None without dropout, else softmax(S) of [batch, heads, rows, keys] in q's type, negative where
     dropped. out: where O goes, without gradients. mask: one of fmha.masks, or its data, under causal and window_size. fp8 takes
     q_descale, k_descale, v_descale, float32, one number or [batch, kv heads] (q's also [batch, heads]), and gives bfloat16, without
     gradients; k and v of fp8 and int8 take a q of float16 or bfloat16, too, and O is as q then.
     """
-    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic)
+    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, softcap_approx)
     descales = q_descale, k_descale, v_descale
     if _is_plain(q, k, out, descales):
         return _plain(q, k, v, alibi_slopes, (None, None), call, return_attn_probs, out, descales, mask=mask)
@@ -267,18 +268,19 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            window_size: tuple = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
                            deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
                            seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, q_descale: Tensor | None = None,
-                           k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None, mask=None):
+                           k_descale: Tensor | None = None, v_descale: Tensor | None = None, out: Tensor | None = None, mask=None,
+                           softcap_approx: bool = False):
     """Packed sequences: q [total rows, heads, hdim], cu_seqlens_* int32 [sequences + 1]; softmax_lse is [heads, total rows].
 
     max_seqlen_*: the longest, or more. seqused_*: int32 [sequences], how much of each is in use; behind it O and gradients are 0.
     S_dmask is [sequences, heads, longest, longest], 0 behind each sequence. With block_table, k and v are pages, [pages, page size,
-    kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out, mask (of all rows) and fp8 as in
-    flash_attn_func().
+    kv heads, hdim], and seqused_k or else cu_seqlens_k gives the lengths; no gradient. out, mask (of all rows), softcap_approx and fp8
+    as in flash_attn_func().
     """
     paged = block_table is not None
     keys = ((block_table, 1), (k, 1)) if paged else ((k, 0),)
     longest = _at_most(max_seqlen_q, (q, 0)), _at_most(max_seqlen_k, *keys)
-    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, longest)
+    call = _call("bshd", dropout_p, softmax_scale, causal, _pair(window_size), softcap, deterministic, softcap_approx, longest)
     if paged:
         if seqused_k is None:
             seqused_k = cu_seqlens_k.diff()
@@ -330,14 +332,15 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None,
                             num_splits: int = 0, return_softmax_lse: bool = False, *, q_descale: Tensor | None = None,
                             k_descale: Tensor | None = None, v_descale: Tensor | None = None, descale_block_k: int = 0,
-                            descale_per_page: bool = False, out: Tensor | None = None, qv: Tensor | None = None):
+                            descale_per_page: bool = False, out: Tensor | None = None, qv: Tensor | None = None,
+                            softcap_approx: bool = False):
     """Attention over a cache that k and v, [batch, new rows, kv heads, hdim], are written to first, in place; no gradient: what
     requires one is computed all the same, and differentiating it is refused.
 
     k_cache, v_cache: [batch, capacity, kv heads, hdim], rows of it chosen by cache_batch_idx; or with block_table pages, [pages, page
     size, kv heads, hdim]. cache_seqlens: how much is in use before the call. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     of q's type or float32: k is rotated by its position, q by the first new one, or with a mask each row by its own.
-    out and fp8 as in flash_attn_func(). A cache of fp8 or int8 also takes q, k and v of float16 or bfloat16, and gives that: k_descale and
+    out, softcap_approx and fp8 as in flash_attn_func(). A cache of fp8 or int8 also takes q, k and v of float16 or bfloat16, and gives that: k_descale and
     v_descale, one number, [batch, kv heads], [batch, kv heads, blocks of descale_block_k keys] (0: a key each) or, descale_per_page,
     [pages, kv heads] or [pages, kv heads, blocks of a page], are what it is read with, and what k and v are divided by.
     qv [batch, rows, heads, hdim of v] is multiplied with v_cache, as flash-attn 3 has it: S = q K^T + qv V^T, by default times
@@ -349,7 +352,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
             raise invalid("qv goes without rotary_cos and v_descale: values are part of the keys", "tensor.rotary_cos")
         q, k_cache, k = _latents(q, qv, k_cache, v_cache, k, v)
     _check.words(softmax_scale=softmax_scale, causal=causal, window_size=_pair(window_size), softcap=softcap, num_splits=num_splits,
-                 descale_block_k=descale_block_k, descale_per_page=descale_per_page, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+                 descale_block_k=descale_block_k, descale_per_page=descale_per_page, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse,
+                 softcap_approx=softcap_approx)
     if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
         raise invalid("k, v and cache_seqlens come together", "tensor.k_new")
     if isinstance(cache_seqlens, int):
@@ -362,7 +366,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     mask, band = _problem.masking(causal, _pair(window_size), "bottom_right")
     rope = lib.FMHA_ROPE_INTERLEAVED if rotary_interleaved else lib.FMHA_ROPE_HALF_ROTATED
     options = _problem.Options(
-        op="forward", mask=mask, window=band, scale=softmax_scale, softcap=_cap(softcap), n_splits=num_splits,
+        op="forward", mask=mask, window=band, scale=softmax_scale, softcap=_cap(softcap), softcap_approx=softcap_approx,
+        n_splits=num_splits,
         max_seqlen_k=block_table.shape[1] * k_cache.shape[1] if block_table is not None else 0,
         rope=rope if rotary_cos is not None else 0, rotary_dim=2 * rotary_cos.shape[1] if rotary_cos is not None else 0,
         descale_block_k=descale_block_k, descale_per_page=bool(descale_per_page))

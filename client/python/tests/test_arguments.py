@@ -38,7 +38,7 @@ KINDS = {
     **dict.fromkeys("cu_seqlens_q cu_seqlens_k seqlens_q seqlens_k seqused_q seqused_k leftpad_k cache_batch_idx block_table kv_indptr kv_page_indices "
                     "kv_last_page_len cu_seqlens cache_leftpad cache_seqlens slot_mapping positions indices".split(), INTEGER_ARRAYS),
     **dict.fromkeys("causal is_causal enable_gqa return_lse return_randval deterministic want_dbias return_attn_probs rotary_interleaved "
-                    "return_softmax_lse descale_per_page find_descales slots".split(), FLAGS),
+                    "return_softmax_lse descale_per_page find_descales slots softcap_approx".split(), FLAGS),
     **dict.fromkeys("scale softmax_scale softcap".split(), NUMBERS), "dropout_p": RATES,
     **dict.fromkeys("sink_tokens n_splits split_size num_splits descale_block_q descale_block_k hdim_v".split(), COUNTS),
     **dict.fromkeys("max_seqlen_q max_seqlen_k max_seqlen".split(), COUNTS[:-1]),  # flash-attn takes more than there is

@@ -44,7 +44,7 @@ def qkv(dtype, rows=40, keys=56, heads=4, kv_heads=2, hdim=64):
 
 @pytest.mark.parametrize("mine, words", [
     ({}, {}), ({"causal": True}, {"right": 0}), ({"window_size": (9, 3)}, {"left": 9, "right": 3}),
-    ({"softcap": 4.0}, {"softcap": 4.0}), ({"softmax_scale": 0.2, "deterministic": True}, {"scale": 0.2}),
+    ({"softcap": 4.0}, {"softcap": 4.0}), ({"softcap": 4.0, "softcap_approx": True}, {"softcap": 4.0}), ({"softmax_scale": 0.2, "deterministic": True}, {"scale": 0.2}),
 ])
 def test_flash_attn_func(mine, words):
     for dtype in (F16, torch.bfloat16):

@@ -60,8 +60,8 @@ def test_logits():
     q, k, v = qkv()
     slopes, sink = np.float32([0.5, 0.25, 0.125, 1]), np.float32([0.1, -1, 2, 0])
     for options, words in (
-        ({"softcap": 3.0}, {"softcap": 3.0}), ({"scale": 0.3}, {"scale": 0.3}), ({"alibi_slopes": slopes}, {"slopes": slopes}),
-        ({"sink": sink}, {"sink": sink}),
+        ({"softcap": 3.0}, {"softcap": 3.0}), ({"softcap": 3.0, "softcap_approx": True}, {"softcap": 3.0}),
+        ({"scale": 0.3}, {"scale": 0.3}), ({"alibi_slopes": slopes}, {"slopes": slopes}), ({"sink": sink}, {"sink": sink}),
     ):
         o, lse = fmha.attention(q, k, v, return_lse=True, **options)
         want_o, want_lse = expect(q, k, v, **words)

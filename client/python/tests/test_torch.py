@@ -118,6 +118,7 @@ def test_windows_soft_caps_sinks_and_slopes():
         return torch.einsum("bhij,bjhd->bihd", p, v)
 
     compare(lambda *t: fmha.torch.attention(*t[:3], sink=t[3], window=(9, 0), softcap=5.0), [q, k, v, sink], formula)
+    compare(lambda *t: fmha.torch.attention(*t[:3], sink=t[3], window=(9, 0), softcap=5.0, softcap_approx=True), [q, k, v, sink], formula)
 
 
 def test_packed_sequences():

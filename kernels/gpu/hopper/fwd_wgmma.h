@@ -64,15 +64,20 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	static const bool HAS_BIAS = C::BIAS == BIAS_MATRIX,
 			  HAS_DATA = C::MASK_DATA != MASK_DATA_NONE;
 	/* Scores that are nothing but capped become weights at once; with more in them, step by
-	 * step. So do those that have factors, which are a head's own: a launch has one scale. */
-	static const bool CAPPED = C::SOFTCAP && C::BIAS == BIAS_NONE && !C::DESCALE;
+	 * step. So do those that have factors, which are a head's own: a launch has one scale. And
+	 * so do those that a single instruction caps. */
+	static const bool APPROXIMATE = C::SOFTCAP && C::CAP_APPROX;
+	static const bool CAPPED =
+		C::SOFTCAP && !APPROXIMATE && C::BIAS == BIAS_NONE && !C::DESCALE;
 	/* Where products take longer than special functions, a polynomial beside them gains
 	 * nothing. */
 	static const bool HAS_NEAR = C::HDIM_V <= 128;
 	/* Maxima are found while O += P V runs, and weights behind the wait for it, in straight
 	 * code with their rounding, which costs nothing beside special functions. Of 8 bits, and of
-	 * capped scores, weights are better made first. */
-	static const bool LATE = !CAPPED && !HAS_BIAS && sizeof(typename Element::Storage) == 2;
+	 * capped scores, weights are better made first; where one instruction caps them, those of
+	 * the widest heads, beside whose products there is time for both. */
+	static const bool LATE = !CAPPED && !HAS_BIAS && sizeof(typename Element::Storage) == 2 &&
+				 !(APPROXIMATE && C::HDIM_V > 192);
 	/* Without a mask to multiply a short O costs less than to ask whether it need be. */
 	static const bool LAGS = !(LATE && C::HDIM_V <= 64 && !C::MASK);
 	typedef Softmax<Core, 1, LAGS, HAS_BIAS, typename Values::Unit> Rule;
@@ -143,8 +148,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 						: GROUPS == 3 ? (HAS_DATA ? 80 : 32)
 						: HAS_DATA    ? 72
 						: CUTS_REST || (C::SPLIT && C::PAGED &&
-								C::HDIM_Q > 128 &&
-								C::HDIM_Q <= 192)
+								(C::MASK || (C::HDIM_Q > 128 &&
+									     C::HDIM_Q <= 192)))
 							? 32
 							: 24;
 	static const int PRODUCT_REGISTERS = (LAUNCHED_REGISTERS * (GROUPS + LOADERS) -
@@ -169,7 +174,8 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	i32 wave_m;
 	Band band;
 	Modifiers<C> modifiers;
-	/* one, as a score: a score is a raw product where the exponent may take the scale */
+	/* one, as a score: a score is a raw product where the exponent may take the scale, a
+	 * hyperbolic tangent where it may take the cap */
 	float logit;
 	float slope;   /* ALiBi's, as a score */
 	float o_scale; /* of the values, and of the weights' unit */
@@ -389,9 +395,11 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		band.end = min_of(band.begin + keys, seq.n_k);
 	}
 
+	/* Kernels of splits have chunks; of 8 bits their code is long enough without. */
+	static const bool CHUNKS = C::SPLIT && C::MASK && !Values::WIDENED;
 	METHOD bool locate_packed(i32 number)
 	{
-		const PackedPieces<C::MASK, C::TILE_N> all = {a, tile_rows(), n_heads()};
+		const PackedPieces<C::MASK, CHUNKS, C::TILE_N> all = {a, tile_rows(), n_heads()};
 		i32 sequence, tile;
 
 		if (!all.find(number, &sequence, &tile, &head))
@@ -422,10 +430,17 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/*
 	 * This block's next piece, back and forth over the blocks, so that each gets long and short
-	 * ones. Of packed splits every other block takes its own in the opposite order: what long
-	 * ones wait for are products, and decodes beside them wait for memory, so that at any time
-	 * half of the blocks leave to the others what those want.
+	 * ones. Of packed splits that are not CHUNKS every other block takes its own in the opposite
+	 * order: what long ones wait for are products, and decodes beside them wait for memory, so
+	 * that at any time half of the blocks leave to the others what those want. In the order of
+	 * CHUNKS decodes and others are mixed anyhow.
 	 */
+	METHOD static i32 number_of(i32 round)
+	{
+		i32 n_blocks = (i32)gridDim.x;
+
+		return round * n_blocks + (round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+	}
 	METHOD bool next_piece(Progress *at, ColumnTiles *ret_tiles)
 	{
 		i32 n_blocks = (i32)gridDim.x;
@@ -433,22 +448,17 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		for (;;) {
 			i32 start = at->round * n_blocks,
 			    n_heads = SECTIONS ? at->heads.by : heads();
-			i32 number = start +
-				     (at->round & 1 ? n_blocks - 1 - block_id_x() : block_id_x());
+			i32 number = number_of(at->round);
 			i32 pieces = a.sequences.seqstart_q
 					     ? grid_pieces(&a, tile_rows(), this->n_heads())
 					     : n_heads * tiles_of_head();
 			if (CUTS_REST) /* and parts of those that are not whole */
 				pieces += (pieces - whole_pieces()) * (a.rest.n_splits - 1);
 
-			if constexpr (C::SPLIT)
-				if (a.sequences.seqstart_q && block_id_x() & 1) {
-					i32 round = ceil_div(pieces, n_blocks) - 1 - at->round;
-
-					number = round * n_blocks +
-						 (round & 1 ? n_blocks - 1 - block_id_x()
-							    : block_id_x());
-				}
+			if constexpr (C::SPLIT && !CHUNKS)
+				if (a.sequences.seqstart_q && block_id_x() & 1)
+					number = number_of(ceil_div(pieces, n_blocks) - 1 -
+							   at->round);
 			if (start >= pieces) {
 				i32 left = heads() - at->first - n_heads;
 
@@ -1279,6 +1289,13 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 		modifiers.unit = folds ? modifiers.scale * FMHA_LOG2_E : FMHA_LOG2_E;
 		logit = folds ? 1.0f / modifiers.scale : 1.0f;
+		if constexpr (APPROXIMATE) {
+			modifiers.scale *= reciprocal(modifiers.soft_cap);
+			if (!HAS_BIAS) {
+				modifiers.unit = modifiers.soft_cap * FMHA_LOG2_E;
+				logit = 1.0f / modifiers.soft_cap;
+			}
+		}
 		if (C::BIAS == BIAS_ALIBI)
 			slope = load_memory(modifiers.slopes + head) * logit;
 		if (CAPPED)
@@ -1288,7 +1305,14 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* Raw products become scores, but for what all of a row have in common, see left_out(). */
 	METHOD void modify(Scores &s, i32 column, i32 bias_stage) const
 	{
-		if (C::SOFTCAP)
+		if constexpr (APPROXIMATE)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[0][n].x[e] =
+						tanh_fast(s.t[0][n].x[e] * modifiers.scale);
+		else if (C::SOFTCAP)
 			Capped::cap(s, modifiers.scale, modifiers.soft_cap);
 		else if (!HAS_BIAS && !(modifiers.scale > 0))
 			UNROLL
@@ -1342,7 +1366,7 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 	/* What modify() has left out of a row's scores. */
 	METHOD float left_out(i32 row) const
 	{
-		return (C::SOFTCAP ? modifiers.soft_cap : 0.0f) -
+		return (C::SOFTCAP && !APPROXIMATE ? modifiers.soft_cap : 0.0f) -
 		       (C::BIAS == BIAS_ALIBI ? slope * (float)(row - first_row()) : 0.0f);
 	}
 
@@ -1351,7 +1375,9 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 		i32 lane = lane_id(), row = a.bias.stride_seq ? wave_m * 16 + lane % 16 : 0;
 		u32 at = bias_tile(stage) + row * SLAB_WIDTH;
 		/* of what was capped, or a raw product */
-		const float scale = C::SOFTCAP ? 1.0f : modifiers.scale;
+		const float scale = APPROXIMATE  ? modifiers.soft_cap
+				    : C::SOFTCAP ? 1.0f
+						 : modifiers.scale;
 
 		UNROLL
 		for (int n = 0; n < TN; n++) {

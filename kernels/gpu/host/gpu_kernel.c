@@ -710,6 +710,8 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.paired = f.paired && t->pipeline == GPU_LATENT;
 	f.parked = t->pipeline != GPU_DECODE && !has_halves(t->pipeline) && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
+	/* To the others an approximate cap is an exact one. */
+	f.cap_approx = traits->cap_approx && t->pipeline == GPU_WGMMA;
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }
@@ -822,17 +824,34 @@ void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
 	snprintf(ret_kernel->build.name, BUILD_NAME_BYTES, "fmha_prepare_%s", arch);
 }
 
+/* The tile that a row's code has: where wide heads have an approximate cap and nothing more there are
+ * registers for as many keys as without one. */
+static struct gpu_tile tile_of_code(const struct traits *traits, const struct gpu_tile *t)
+{
+	struct traits bare = *traits;
+	struct gpu_tile tile = *t;
+	int32_t keys;
+
+	bare.softcap = 0;
+	keys = wide_keys(&bare, t);
+	if (t->pipeline == GPU_WGMMA && traits->cap_approx && !traits->bias && !traits->descale &&
+	    !traits->mask_data && t->hdim_v > 192 && t->tile_n == wide_keys(traits, t))
+		tile.tile_n = keys;
+	return tile;
+}
+
 const char *gpu_kernel_make(const struct gpu_arch *arch, enum abi_family family,
 			    const struct traits *traits, const struct gpu_tile *tile,
 			    struct gpu_kernel *ret_kernel)
 {
 	const char *why = knows(arch, traits, tile) ? gpu_tile_misfit(arch, family, traits, tile)
 						    : "is not on this arch, or not for this type";
+	struct gpu_tile own = tile_of_code(traits, tile);
 
 	if (why)
 		return why;
 	if (is_forward(family))
-		return make_forward(arch, family, traits, tile, ret_kernel);
+		return make_forward(arch, family, traits, &own, ret_kernel);
 	if (family == ABI_BWD_DQ_DK_DV && tile->pipeline == GPU_WGMMA)
 		return make_backward_wgmma(arch, traits, tile, ret_kernel);
 	if (family == ABI_BWD_DQ_DK_DV)

@@ -84,7 +84,9 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 		  (p->kv_layout == FMHA_KV_LATENT_FP8 ||                                           \
 		   (family == ABI_FWD_SPLITKV && p->topk == 0)))                                   \
 	X(turns, TURNS, "turns", KIND, TRAITS_IN(FWD_APPENDKV), args->appendkv.rope)               \
-	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)
+	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)          \
+	X(cap_approx, CAP_APPROX, "approx", FLAG, TRAITS_FORWARD,                                  \
+	  p->logits_soft_cap > 0 && p->softcap_approx)
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what

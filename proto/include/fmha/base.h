@@ -318,7 +318,10 @@ enum fmha_tensor_role {
 	  "there is no v: it is the first hdim_v elements of k")                                   \
 	X(NUMBER, topk, 0, 0, INT32_MAX, OP_FORWARD, "tk",                                         \
 	  ONE("topk", "N", "each row sees N keys, which indices names"),                           \
-	  "keys that indices names for a row; 0: no indices")
+	  "keys that indices names for a row; 0: no indices")                                      \
+	X(FLAG, softcap_approx, 0, 0, 1, OP_FORWARD, "ca",                                         \
+	  ONE("softcap-approx", NULL, "the cap's tanh may be off by 2^-11 of itself"),             \
+	  "logits_soft_cap's tanh may be off by 2^-11 of itself")
 
 /*
  * An attention problem, with

@@ -1149,6 +1149,8 @@ static void words_of_shapes_hold_what_matters(void **state)
 	p.n_splits = 3;
 	p.logits_soft_cap = 30;
 	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.tl-16,0,4+n3+cap1");
+	p.softcap_approx = 1;
+	shape_is(&p, "f.b.bf16.h128x128.b2h16x4.q1024ak1024a.tl-16,0,4+n3+cap1+ca1");
 	/* Tuned files are sorted by the options in this order, whatever that of the struct. */
 	p = f.problem;
 	p.n_splits = 3;

@@ -511,6 +511,31 @@ static void decode_shares_all_keys(void **state)
 	assert_int_equal(grid[1] * grid[2], 1);
 }
 
+/* Only Hopper's loop has another way than the exact one. */
+static void soft_caps_may_be_approximate(void **state)
+{
+	const struct traits capped = {.dtype = ABI_BF16, .mask = 1, .softcap = 1},
+			    approximate = {
+				    .dtype = ABI_BF16, .mask = 1, .softcap = 1, .cap_approx = 1};
+	const struct gpu_tile hopper = {GPU_WGMMA, 128, 128, 128, 128, 8, 1, 1},
+			      wide = {GPU_WGMMA, 128, 64, 256, 256, 8, 1, 1},
+			      general = {GPU_MMA, 128, 64, 128, 128, 4, 1, 1};
+	struct gpu_kernel k;
+
+	(void)state;
+	assert_int_equal(make("sm_90a", ABI_FWD, &capped, &hopper, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_CAP_APPROX=0"));
+	assert_int_equal(make("sm_90a", ABI_FWD, &approximate, &hopper, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_CAP_APPROX=1"));
+	assert_non_null(strstr(k.build.name, "_cap_logits_approx"));
+	assert_int_equal(make("sm_90a", ABI_FWD, &capped, &wide, &k), 0);
+	assert_int_equal(k.tile.tile_n, 64);
+	assert_int_equal(make("sm_90a", ABI_FWD, &approximate, &wide, &k), 0);
+	assert_int_equal(k.tile.tile_n, 80);
+	assert_int_equal(make("sm_90a", ABI_FWD, &approximate, &general, &k), 0);
+	assert_true(has_option(&k, "-DFMHA_CAP_APPROX=0"));
+}
+
 /* One tile, of heads of one size, with the features that latents come with. */
 static void latents_fill_hopper(void **state)
 {
@@ -933,6 +958,7 @@ int main(void)
 		cmocka_unit_test(appends_cover_the_rows),
 		cmocka_unit_test(decode_fills_the_lds),
 		cmocka_unit_test(decode_shares_all_keys),
+		cmocka_unit_test(soft_caps_may_be_approximate),
 		cmocka_unit_test(latents_fill_hopper),
 		cmocka_unit_test(wide_heads_have_clusters),
 		cmocka_unit_test(decode_takes_keys_of_8_bits),

@@ -30,14 +30,15 @@ class Call(NamedTuple):
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     deterministic: bool = False
+    softcap_approx: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
 def _options(op: str, call: Call) -> _problem.Options:
     return _problem.Options(
         op=op, layout=call.layout, mask=call.mask, window=(call.left, call.right), scale=call.scale, softcap=call.softcap,
-        dropout_p=call.dropout_p, deterministic=call.deterministic and op == "backward", max_seqlen_q=call.max_seqlen_q,
-        max_seqlen_k=call.max_seqlen_k)
+        softcap_approx=call.softcap_approx and op == "forward", dropout_p=call.dropout_p,
+        deterministic=call.deterministic and op == "backward", max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k)
 
 
 def _execute(tensors: dict, options, state: Tensor | None, n_said: int = _run.ALL) -> None:
@@ -206,8 +207,8 @@ def _op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tens
         seqstart_q: Tensor | None, seqstart_k: Tensor | None, seqlen_q: Tensor | None, seqlen_k: Tensor | None,
         mask_intervals: Tensor | None, mask_bits: Tensor | None, state: Tensor | None,
         layout: str, mask: int, left: int, right: int, scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
-        deterministic: bool) -> tuple[Tensor, Tensor]:
-    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
+        deterministic: bool, softcap_approx: bool) -> tuple[Tensor, Tensor]:
+    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, softcap_approx)
     return _forward(q, k, v, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits),
                     call, state)[:2]
 
@@ -224,8 +225,8 @@ def _op_backward(grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor,
                  seqlen_q: Tensor | None, seqlen_k: Tensor | None,
         mask_intervals: Tensor | None, mask_bits: Tensor | None, state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
                  softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
-                 deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic)
+                 deterministic: bool, softcap_approx: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, softcap_approx)
     extras = _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits)
     found = _backward(grad, dlse, q, k, v, o, lse, extras, call, state, want_dbias)
     return tuple(x if x is not None else q.new_empty(0) for x in found)
@@ -321,23 +322,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
               scale: float | None = None, softcap: float = 0.0, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
               sink: Tensor | None = None, dropout_p: float = 0.0, cu_seqlens_q: Tensor | None = None,
               cu_seqlens_k: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0, layout: str = "bshd",
-              deterministic: bool | None = None, return_lse: bool = False, mask=None):
+              deterministic: bool | None = None, return_lse: bool = False, mask=None, softcap_approx: bool = False):
     """fmha.attention() with gradients: for q, k, v, bias and sink.
 
     Args are fmha.attention()'s; deterministic: None: what torch.use_deterministic_algorithms() says. Dropout takes its seed
-    from torch's generator of the device. A loss may depend on LSE too.
+    from torch's generator of the device. A loss may depend on LSE too. Gradients of softcap_approx are the exact cap's.
     """
     words = None
     if (bias is None and alibi_slopes is None and sink is None and cu_seqlens_q is None and cu_seqlens_k is None and mask is None
             and return_lse is False and type(window) is tuple and not torch.is_autocast_enabled()):
-        words = (layout, causal, window, align, scale, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k,
+        words = (layout, causal, window, align, scale, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k, softcap_approx,
                  torch.are_deterministic_algorithms_enabled())
         o = _again.attend(words, q, k, v)
         if o is not None:
             return o
     if not torch.compiler.is_compiling():
         _check.words(causal=causal, window=window, align=align, scale=scale, softcap=softcap, dropout_p=dropout_p, layout=layout,
-                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse)
+                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, return_lse=return_lse, softcap_approx=softcap_approx)
         if deterministic is not None:
             _check.flag(deterministic, "deterministic")
         q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k = _tensors.checked_inputs(
@@ -347,7 +348,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: 
     band, (left, right) = _problem.masking(causal, window, align)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    call = Call(layout, band, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic)
+    call = Call(layout, band, left, right, scale, float(softcap), float(dropout_p), max_seqlen_q, max_seqlen_k, deterministic, softcap_approx)
     extras = _extras(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, None, None, intervals, bits)
     o, lse = _apply(q, k, v, extras, call, return_lse, words)
     return (o, lse) if return_lse else o
