@@ -55,7 +55,9 @@ template <class C> struct BackwardWgmmaBlock {
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
+	/* Exponentials take as long as a product there: half of them are behind dP, beside dS. */
 	static const bool TALL = C::TILE_M > 64;
+	static_assert(!TALL || !(HAS_DATA || C::SOFTCAP || C::DROPOUT), "P by halves");
 	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1 && !TALL;
 	/* dK and dV begin with the first step's products and not with zeros, where accumulators
 	 * need all registers: ptxas moves zeros in front of take_registers(), keeps them below
@@ -882,8 +884,14 @@ template <class C> struct BackwardWgmmaBlock {
 		if (HAS_DATA && hidden)
 			each_hidden(hidden,
 				    [&](int n, int e) { s.t[0][n].x[e] = minus_infinity(); });
+		if (!AT_ONCE)
+			raise<0, TN>(s, step);
+	}
+	/* Logits become P: tiles FROM to TO - 1. */
+	template <int FROM, int TO> METHOD void raise(Scores &s, const Step &step) const
+	{
 		UNROLL
-		for (int n = 0; n < TN && !AT_ONCE; n++)
+		for (int n = FROM; n < TO; n++)
 			UNROLL
 			for (int h = 0; h < 2; h++) {
 				float *x = s.t[0][n].x + h * 4;
@@ -909,19 +917,29 @@ template <class C> struct BackwardWgmmaBlock {
 				});
 			return;
 		}
-		/* V may hold anything where a query does not look. Without a mask that is data
-		 * nothing is hidden, and saying so would change the loop's machine code. */
+		/* Without a mask that is data nothing is hidden, and saying so would change the
+		 * loop's machine code. */
 		if (is_masked(step) || (!HAS_DATA && hidden))
-			UNROLL
-			for (int n = 0; n < TN; n++)
-				UNROLL
-				for (int e = 0; e < Core::E; e++)
-					if (p.t[0][n].x[e] == 0.0f)
-						dp.t[0][n].x[e] = 0;
+			forget_unseen(p, dp);
 		if (HAS_DATA && hidden)
 			each_hidden(hidden, [&](int n, int e) { dp.t[0][n].x[e] = 0; });
+		subtract<0, TN>(p, dp, step);
+	}
+	/* V may hold anything where a query does not look. */
+	METHOD static void forget_unseen(const Scores &p, Scores &dp)
+	{
 		UNROLL
 		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e++)
+				if (p.t[0][n].x[e] == 0.0f)
+					dp.t[0][n].x[e] = 0;
+	}
+	template <int FROM, int TO>
+	METHOD void subtract(const Scores &p, Scores &dp, const Step &step) const
+	{
+		UNROLL
+		for (int n = FROM; n < TO; n++)
 			UNROLL
 			for (int h = 0; h < 2; h++) {
 				const float *weight = p.t[0][n].x + h * 4;
@@ -933,6 +951,30 @@ template <class C> struct BackwardWgmmaBlock {
 				for (int e = 0; e < 4; e++)
 					x[e] = weight[e] * (x[e] - bits_to_float(d.w[e % 2]));
 			}
+	}
+
+	/* The second half of P, and dS: tile by tile, so that there are other instructions beside
+	 * the exponentials. */
+	template <int N = 0>
+	METHOD void finish_halves(Scores &s, Scores &dp, const Step &step) const
+	{
+		if constexpr (N < TN / 2) {
+			raise<TN / 2 + N, TN / 2 + N + 1>(s, step);
+			subtract<N, N + 1>(s, dp, step);
+			finish_halves<N + 1>(s, dp, step);
+		} else {
+			subtract<TN / 2, TN>(s, dp, step);
+		}
+	}
+	METHOD void differentiate_halves(Scores &s, Scores &dp, const Step &step) const
+	{
+		if (is_masked(step)) {
+			raise<TN / 2, TN>(s, step);
+			forget_unseen(s, dp);
+			subtract<0, TN>(s, dp, step);
+		} else {
+			finish_halves(s, dp, step);
+		}
 	}
 
 	/* dS as rows of queries: a warpgroup's keys are a slab of columns. */
@@ -958,13 +1000,21 @@ template <class C> struct BackwardWgmmaBlock {
 		Weights p, ds;
 
 		settle(s.t[0]);
-		weigh(s, step, hidden);
+		if (TALL) {
+			Steps{*this}.prepare(s, query_of(step), is_masked(step));
+			raise<0, TN / 2>(s, step);
+		} else {
+			weigh(s, step, hidden);
+		}
 		/* Over already. Without a branch the assembler moves the softmax behind the wait
 		 * for dP. */
 		barrier_wait(do_full(step.do_stage()), step.do_parity());
 		wgmma_wait<0>();
 		settle(dp.t[0]);
-		differentiate(s, dp, step, hidden);
+		if (TALL)
+			differentiate_halves(s, dp, step);
+		else
+			differentiate(s, dp, step, hidden);
 		if (TALL) { /* dS gives room for P */
 			ds = round_to_operand(dp);
 			store_ds(ds, step.ds_stage());
