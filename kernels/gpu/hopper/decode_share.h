@@ -14,6 +14,11 @@
  * A piece costs a block as much as PIECE tiles: so many units stand in front of an item's own.
  * Where blocks are many and chunks small, items are rounded up to whole chunks instead, so that no
  * block has two pieces.
+ *
+ * A head's rows that are no whole lines of the L2 cache share some with its neighbours'. Blocks that
+ * were at other keys of each would have memory bring such a line twice. So two heads go in step
+ * where rows are of bytes: units are those of one of them, and a block each has the same keys of its
+ * own.
  */
 #ifndef FMHA_GPU_DECODE_SHARE_H
 #define FMHA_GPU_DECODE_SHARE_H
@@ -28,9 +33,34 @@ DEV i32 quotient(i32 a, i32 b)
 
 	return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
 }
-DEV i32 quotient_up(i32 a, i32 b) { return quotient(a + b - 1, b); }
+DEV i32 quotient_up(i32 a, i32 b)
+{
+	return quotient(a + b - 1, b);
+}
 
-template <class C> struct DecodeShare {
+/* MOST, where heads are whole sets of so many. */
+template <int MOST> struct HeadsInStep {
+	i32 in_step;
+
+	METHOD HeadsInStep(const abi_fwd_args &a)
+		: in_step(a.nhead_k % MOST == 0 && (i32)gridDim.x >= MOST ? MOST : 1)
+	{
+	}
+};
+template <> struct HeadsInStep<1> {
+	static const i32 in_step = 1;
+
+	METHOD HeadsInStep(const abi_fwd_args &) {}
+};
+
+template <class C>
+static const int HEADS_IN_STEP = sizeof(typename C::KeyElement::Storage) == 1 &&
+						 (C::HDIM_Q | C::HDIM_V) % 128 != 0
+					 ? 2
+					 : 1;
+
+template <class C> struct DecodeShare : HeadsInStep<HEADS_IN_STEP<C>> {
+	using HeadsInStep<HEADS_IN_STEP<C>>::in_step;
 	static const int PIECE = 192 / C::TILE_N > 1 ? 192 / C::TILE_N : 1;
 
 	/* What a sequence's items are. Without rows there are none; without keys each has one unit:
@@ -45,7 +75,10 @@ template <class C> struct DecodeShare {
 	i32 batch, start_of;  /* the sequence at which `unit` is, and its first unit */
 	bool rounds;          /* items to whole chunks */
 
-	METHOD DecodeShare(const abi_fwd_args &args) : a(args) {}
+	METHOD DecodeShare(const abi_fwd_args &args)
+		: HeadsInStep<HEADS_IN_STEP<C>>(args), a(args)
+	{
+	}
 
 	METHOD Sequence sequence(i32 b) const { return find_sequence(a.sequences, &a.cache, b); }
 
@@ -62,7 +95,7 @@ template <class C> struct DecodeShare {
 		return Extent{tiles.first, max_of(tiles.count, 1), ceil_div(rows, C::TILE_M)};
 	}
 
-	METHOD i32 items(const Extent &x) const { return a.nhead_k * x.n_tiles; }
+	METHOD i32 items(const Extent &x) const { return a.nhead_k / in_step * x.n_tiles; }
 	METHOD i32 units_of_item(const Extent &x) const
 	{
 		return rounds ? quotient_up(x.count, chunk) * chunk : PIECE + x.count;
@@ -92,7 +125,7 @@ template <class C> struct DecodeShare {
 	/* @n, @total: items and their tiles; @longest: tiles of one. */
 	METHOD void choose_chunk(i32 n, i32 total, i32 longest)
 	{
-		i32 blocks = (i32)gridDim.x,
+		i32 blocks = (i32)gridDim.x / in_step,
 		    room = quotient_up(PIECE + longest, max_of(a.n_splits - 1, 1));
 		i32 whole = n < blocks ? max_of(quotient_up(total, blocks - n),
 						quotient_up(longest, a.n_splits))
@@ -118,7 +151,7 @@ template <class C> struct DecodeShare {
 
 	METHOD void begin_at(i32 total)
 	{
-		unit = block_id_x() * chunk;
+		unit = block_id_x() / in_step * chunk;
 		end = min_of(total, unit + chunk);
 		if (unit >= end)
 			unit = end = 0;
@@ -199,8 +232,8 @@ template <class C> struct DecodeShare {
 		i32 tile = max_of(at - lead, 0), tile_end = max_of(last - lead, 0);
 		i32 head = x.n_tiles == 1 ? item : quotient(item, x.n_tiles);
 
-		block.place(seq, item - head * x.n_tiles, head,
-			    block_id_x() - quotient(item_start, chunk));
+		block.place(seq, item - head * x.n_tiles, head * in_step + block_id_x() % in_step,
+			    block_id_x() / in_step - quotient(item_start, chunk));
 		*ret_band = Band::make<C::MASK>(
 			a.band, seq, (x.first + tile) * C::TILE_N,
 			tile_end >= x.count ? seq.n_k : (x.first + tile_end) * C::TILE_N);
