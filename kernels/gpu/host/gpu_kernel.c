@@ -104,6 +104,13 @@ static int key_bytes(const struct traits *traits)
 	return traits->narrow ? 1 : element_bytes(traits);
 }
 
+/* Keys of 8 bits, each with its factors beside it: other loops have those that a head has one of, or
+ * find each by itself. */
+static int decodes_by_key(const struct traits *traits)
+{
+	return traits->by_key && key_bytes(traits) == 1;
+}
+
 /* Of decode's ring; 0: there is no room. A unit's LDS is shared by its blocks, each of which costs
  * some more. */
 static int decode_stages(const struct gpu_arch *arch, const struct traits *traits,
@@ -113,7 +120,7 @@ static int decode_stages(const struct gpu_arch *arch, const struct traits *trait
 
 	return lds_decode_stages(cut_of(arch, t),
 				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024,
-				 key_bytes(traits), traits->narrow != 0);
+				 key_bytes(traits), traits->narrow != 0, decodes_by_key(traits));
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *traits,
@@ -125,7 +132,7 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *tra
 
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
-				  key_bytes(traits), traits->narrow != 0);
+				  key_bytes(traits), traits->narrow != 0, decodes_by_key(traits));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_LATENT)
@@ -271,6 +278,7 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	k->split_dkdv = f.split_dkdv;
 	k->dbias_sum = f.dbias_sum;
 	k->shares = f.shares;
+	k->by_key = f.by_key;
 #define FEATURE(name, NAME, word, kind, families, asked) add_feature(k, #NAME, word, f.name);
 	FMHA_FEATURES(FEATURE)
 #undef FEATURE
@@ -471,6 +479,8 @@ static const char *decode_misfit(const struct gpu_arch *arch, const struct trait
 		return "takes keys of 8 bits by 64 dims";
 	if (!are_bytes && t->tile_n > (t->hdim_q > 128 ? 32 : 64))
 		return "as many keys are for those of 8 bits";
+	if (decodes_by_key(traits) && t->tile_m > 16 * t->waves_m && t->hdim_v > 64)
+		return "leaves no registers for factors of keys";
 	if (!decode_stages(arch, traits, t))
 		return "leaves no room for two stages of keys";
 	return t->tile_n > 32 * t->waves_n ? "a team's share has at most 32 keys" : NULL;
@@ -707,6 +717,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.buffers = t->pipeline == GPU_DECODE ? decode_stages(arch, traits, t) : 0;
 	f.parked = t->pipeline != GPU_DECODE && !has_halves(t->pipeline) && is_parked(arch, t);
 	f.tails = traits->tails && has_tails(t);
+	f.by_key = t->pipeline == GPU_DECODE && decodes_by_key(traits);
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }

@@ -78,7 +78,9 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	X(latent_fp8, LATENT_FP8, "latent", FLAG, TRAITS_FORWARD,                                  \
 	  p->kv_layout == FMHA_KV_LATENT_FP8)                                                      \
 	X(turns, TURNS, "turns", KIND, TRAITS_IN(FWD_APPENDKV), args->appendkv.rope)               \
-	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)
+	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)          \
+	X(by_key, BY_KEY, "bykey", FLAG, TRAITS_FORWARD,                                           \
+	  (HAS(K_DESCALE) || HAS(V_DESCALE)) && (p->descale_block_k > 0 || p->descale_per_page))
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what
