@@ -472,6 +472,8 @@ template <class C> struct Append {
 	{
 		const bool is_v = KIND == GRID_APPEND_V, is_q = KIND == GRID_APPEND_Q,
 			   codes = divides() && !is_q;
+		/* Rows that turn have no registers for the next ones beside them. */
+		const bool LATE = TURNS && !is_v;
 		const i32 size = new_size(), of_chunk = size == 4 ? 4 : size == 2 ? 8 : 16,
 			  hdim = is_v ? a.hdim_v : a.hdim_q;
 		const i32 turned = TURNS && !is_v ? a.rotary_dim : 0;
@@ -517,7 +519,7 @@ template <class C> struct Append {
 
 			at += is_last ? at_once : 0;
 			two = is_last ? lane : two + lanes;
-			if (at < end)
+			if (!LATE && at < end)
 				next = load_two<KIND>(from, of_token, pairing,
 						      min_of(at + my_row, end - 1), two);
 			if constexpr (NARROW || (TURNS && !is_v)) {
@@ -581,6 +583,9 @@ template <class C> struct Append {
 				*(chunk16 *)(target +
 					     offset_of(here.second * 16, of_target)) = here.y;
 			step <<= is_last;
+			if (LATE && at < end)
+				next = load_two<KIND>(from, of_token, pairing,
+						      min_of(at + my_row, end - 1), two);
 		}
 		return left;
 	}
