@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The list of problems that every GPU kernel family is run with, and how one is run."""
 import ctypes
+import itertools
 
 import numpy as np
 
@@ -553,6 +554,13 @@ def hopper_narrow():
         yield Case("forward", **d, sk=700, page=48, lens_k=[650, 77], splits=3, split_size=256, descale="page")
         yield Case("forward", **d, sk=300, descale="block", mask=BR, left=40, right=0, poison=(0, 200 if rows < 9 else 0))
         yield Case("forward", **d, sk=700, page=32, layout=1, lens_k=[650, 77], descale="slot", powers=3)
+    # The tiles that plans take, over many keys: sums of a wave's own share go on for long.
+    for (n, dq, blocks), descale in itertools.product(((128, 64, 3), (128, 128, 2), (64, 256, 2)), (True, "key")):
+        tile = abi.Tile(abi.PIPELINES.index("gpu_decode"), 16, n, dq, dq, 1, 4, blocks)
+        d = dict(dtype=abi.BF16, batch=2, hq=4, hk=2, sq=2, dq=dq, dv=dq, pipeline=tile)
+        yield Case("forward", **d, kv_dtype=abi.E4M3, sk=9000, descale=descale)
+        yield Case("forward", **d, kv_dtype=abi.I8, sk=9000, page=64, lens_k=[8500, 770], splits=3, split_size=3072,
+                   descale=True if descale is True else "slot")
     d = dict(dtype=abi.E4M3, batch=2, hq=4, hk=2, sq=2, dq=128, dv=128, sk=700, page=16, lens_k=[650, 77], pipeline="gpu_decode")
     yield Case("forward", **d, mask=BR, right=0, descale="slot")
     yield Case("forward", **d | dict(dtype=abi.F16, kv_dtype=abi.E4M3), descale="slot", powers=2)

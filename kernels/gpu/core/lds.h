@@ -270,7 +270,8 @@ LDS_FN int lds_decode_partial(struct lds_cut c)
 LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow, int by_key)
 {
 	return lds_max(c.waves_n * lds_decode_partial(c),
-		       lds_decode_queries(c, narrow) + stages * lds_decode_stage(c, element, by_key));
+		       lds_decode_queries(c, narrow) +
+			       stages * lds_decode_stage(c, element, by_key));
 }
 
 /*

@@ -649,7 +649,8 @@ template <class C> struct Append {
 			UNROLL
 			for (int i = 0; i < 4; i++)
 				wide.w[i] = E::pack2(F16::to_float((u16)wide.w[i]) * factor,
-						     F16::to_float((u16)(wide.w[i] >> 16)) * factor);
+						     F16::to_float((u16)(wide.w[i] >> 16)) *
+							     factor);
 		return wide;
 	}
 
@@ -662,7 +663,8 @@ template <class C> struct Append {
 
 		METHOD Run(const Cache &view, i32 position)
 			: cache(view), first{0, 0, position, true},
-			  together(!PAGED || !cache.page_size || cache.page_size % GRID_WIDEN_KEYS == 0)
+			  together(!PAGED || !cache.page_size ||
+				   cache.page_size % GRID_WIDEN_KEYS == 0)
 		{
 			if (PAGED && cache.page_size)
 				first = look_up(position);
@@ -685,8 +687,8 @@ template <class C> struct Append {
 						: cache.at(p.position, dim);
 	}
 
-	/* Eights of codes, of which lanes side by side write whole lines, as many at once as hide how
-	 * far away they are. */
+	/* Eights of codes, of which lanes side by side write whole lines, as many at once as hide
+	 * how far away they are. */
 	template <class E, bool TIMES>
 	METHOD void widen_chunks(const Run &run, const abi_descale &d, i32 n_keys, i32 head,
 				 i32 hdim, typename E::Storage *to, i64 stride) const

@@ -50,9 +50,9 @@ DEV void scale_columns(RegTile<Core, TM, TN> &s, const char *factors)
 
 /*
  * Factors of values in weights, which f16 has to hold whatever factors are: their logarithms are
- * added to logits, so that the largest of a row's products becomes 1, and the sum of weights is that
- * of products divided by them again. Columns as scale_columns() has them. A factor of 0 counts as
- * the least one: its key has a weight, if no value.
+ * added to logits, so that the largest of a row's products becomes 1, and the sum of weights is
+ * that of products divided by them again. Columns as scale_columns() has them. A factor of 0 counts
+ * as the least one: its key has a weight, if no value.
  */
 template <class Core, int TN> struct ValueFactors {
 	float log[TN][Core::E / 2], inverse[TN][Core::E / 2];

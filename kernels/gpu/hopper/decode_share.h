@@ -15,10 +15,10 @@
  * Where blocks are many and chunks small, items are rounded up to whole chunks instead, so that no
  * block has two pieces.
  *
- * A head's rows that are no whole lines of the L2 cache share some with its neighbours'. Blocks that
- * were at other keys of each would have memory bring such a line twice. So two heads go in step
- * where rows are of bytes: units are those of one of them, and a block each has the same keys of its
- * own.
+ * A head's rows that are no whole lines of the L2 cache share some with its neighbours'. Blocks
+ * that were at other keys of each would have memory bring such a line twice. So two heads go in
+ * step where rows are of bytes: units are those of one of them, and a block each has the same keys
+ * of its own.
  */
 #ifndef FMHA_GPU_DECODE_SHARE_H
 #define FMHA_GPU_DECODE_SHARE_H

@@ -75,6 +75,12 @@ template <class C, bool FACTORS> struct Decode {
 			}
 		};
 	};
+	/* Short rows of bytes take longer to look at than to bring. The scale is one more factor of
+	 * theirs where scores are nothing but scaled, and their pages are found without a division;
+	 * others gain nothing by it. */
+	static const bool SHORT = NARROW && C::HDIM_Q <= 64 && C::HDIM_V <= 64;
+	static const bool SCALES = SHORT && FACTORS && C::LOGITS && !C::SOFTCAP &&
+				   C::BIAS == BIAS_NONE;
 	static const bool HOLDS_QUERIES = TM == 1 && C::HDIM_Q <= 128;
 
 	/* A lane's key of a share: where in the cache it is, and the page table's word for it, at
@@ -85,6 +91,7 @@ template <class C, bool FACTORS> struct Decode {
 
 	ForwardBlock<C> block;
 	Keys keys, values;
+	Divisor of_page; /* SHORT */
 	Band band;
 	Modifiers<C> modifiers;
 	i32 wave_m, wave_n;
@@ -163,6 +170,8 @@ template <class C, bool FACTORS> struct Decode {
 		modifiers = Modifiers<C>::make(block.a, block.seq);
 		keys = block.keys();
 		values = block.values();
+		if constexpr (SHORT && C::PAGED)
+			of_page = Divisor::make(max_of(keys.page_size, 1));
 		o.zero();
 		rows.init();
 		if (FACTORS)
@@ -181,6 +190,9 @@ template <class C, bool FACTORS> struct Decode {
 	METHOD void find_factors()
 	{
 		float k = C::BY_KEY ? 1.0f : steps().key_descale(block.a.k_descale, 0);
+
+		if (SCALES)
+			k *= modifiers.scale;
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -294,7 +306,7 @@ template <class C, bool FACTORS> struct Decode {
 			scale_rows(s, factors);
 		if constexpr (C::BY_KEY)
 			scale_columns(s, at + FACTORS_AT);
-		if (C::LOGITS)
+		if (C::LOGITS && !SCALES)
 			steps().make_logits(s, wave_row(), column);
 		if (masked)
 			steps().mask(s, band, wave_row(), column);
@@ -351,6 +363,12 @@ template <class C, bool FACTORS> struct Decode {
 		i32 column = share_of(tiles, n) + lane_id() % SHARE;
 		i32 position = min_of(column, block.seq.n_k - 1) + block.seq.leftpad;
 
+		if constexpr (SHORT) {
+			const i32 page = of_page.quotient(position);
+
+			return PagePlace{keys.entry_of_number(page),
+					 position - page * keys.page_size};
+		}
 		return PagePlace{keys.entry_of(position), position % keys.page_size};
 	}
 

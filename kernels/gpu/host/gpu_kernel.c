@@ -104,8 +104,8 @@ static int key_bytes(const struct traits *traits)
 	return traits->narrow ? 1 : element_bytes(traits);
 }
 
-/* Keys of 8 bits, each with its factors beside it: other loops have those that a head has one of, or
- * find each by itself. */
+/* Keys of 8 bits, each with its factors beside it: other loops have those that a head has one of,
+ * or find each by itself. */
 static int decodes_by_key(const struct traits *traits)
 {
 	return traits->by_key && key_bytes(traits) == 1;
@@ -465,6 +465,13 @@ static int amd_forward_spills(const struct gpu_arch *arch, const struct traits *
 	       t->tile_m == 256;
 }
 
+/* Whether rows of bytes are so short that three blocks have registers, which factors of keys under
+ * a mask take. */
+static int is_short_decode(const struct traits *traits, const struct gpu_tile *t)
+{
+	return t->hdim_q <= 64 && t->hdim_v <= 64 && !(traits->mask && decodes_by_key(traits));
+}
+
 /* A ring of stages of keys for each team; those of 8 bits are as many again. */
 static const char *decode_misfit(const struct gpu_arch *arch, const struct traits *traits,
 				 const struct gpu_tile *t)
@@ -479,6 +486,9 @@ static const char *decode_misfit(const struct gpu_arch *arch, const struct trait
 		return "takes keys of 8 bits by 64 dims";
 	if (!are_bytes && t->tile_n > (t->hdim_q > 128 ? 32 : 64))
 		return "as many keys are for those of 8 bits";
+	if (traits->narrow && t->tile_n == 128 &&
+	    is_short_decode(traits, t) != (t->blocks_per_cu == 3))
+		return "short rows of 8 bits have three blocks a unit, others two";
 	if (decodes_by_key(traits) && t->tile_m > 16 * t->waves_m && t->hdim_v > 64)
 		return "leaves no registers for factors of keys";
 	if (!decode_stages(arch, traits, t))
