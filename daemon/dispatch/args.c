@@ -283,6 +283,8 @@ static void take_wide_keys(const struct plan *plan, const struct launch_bases *b
 	a->k = wide_keys(plan, bases, plan->layout.wide_k, p->hdim_q);
 	a->v = wide_keys(plan, bases, plan->layout.wide_v, p->hdim_v);
 	a->kv_dtype = 0;
+	if (plan_varied_factors(p))
+		a->k_descale.data = a->v_descale.data = NULL;
 	a->cache = (struct abi_kv_cache){.cache_batch = p->batch};
 	if (plan->few) {
 		a->cache.cache_batch = plan->wide_places;
@@ -540,6 +542,10 @@ static void fill_widening(const struct plan *plan, const struct launch_bases *ba
 		.new_dtype = (abi_i32)p->q.dtype,
 		.widens = 1,
 	};
+	if (plan_varied_factors(p)) {
+		a->k_descale = descale_of(plan, bases, FMHA_T_K_DESCALE);
+		a->v_descale = descale_of(plan, bases, FMHA_T_V_DESCALE);
+	}
 	if (!plan->few)
 		return;
 	a->few_rows = plan->few_rows;

@@ -95,6 +95,12 @@ static inline bool plan_stage_wide(const struct plan *plan, uint32_t stage)
 	return plan->widens && !plan_stage_few(plan, stage);
 }
 
+/* Have keys of a head several factors? They are multiplied with them when they are widened, and else by the loop. */
+static inline bool plan_varied_factors(const struct fmha_problem *problem)
+{
+	return problem->descale_block_k > 0 || problem->descale_per_page;
+}
+
 /* Keys of an axis of wide_k and wide_v, and how many of those there are. */
 static inline int64_t plan_wide_keys(const struct plan *plan)
 {

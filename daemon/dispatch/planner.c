@@ -393,7 +393,7 @@ static bool can_widen(const struct planner *b)
 	return b->device->lds_bytes > 0 && b->device->registry && p->op == FMHA_FORWARD &&
 	       fmha_dtype_bytes(p->k.dtype) == 1 && fmha_dtype_bytes(p->q.dtype) == 2 &&
 	       !p->v_in_k && p->topk == 0 && p->kv_layout != FMHA_KV_LATENT_FP8 &&
-	       p->seqlen_k > 0 && !p->descale_block_k && !p->descale_per_page &&
+	       p->seqlen_k > 0 && (!plan_varied_factors(p) || p->q.dtype == FMHA_BF16) &&
 	       (keys == STORED_PACKED || keys == STORED_BATCHED || keys == STORED_INDEXED ||
 		keys == STORED_TABLE);
 }
@@ -473,7 +473,8 @@ static bool choose_by_rows(struct planner *b)
 	return true;
 }
 
-/* Of few rows, for which one tile of decode's loops is enough, those widen keys themselves. */
+/* Of few rows, for which one tile of decode's loops is enough, those widen keys themselves. Where a head's keys have
+ * several factors, other loops for many rows are the general ones. */
 static bool should_widen(struct planner *b)
 {
 	struct split_device device = planner_split_device(b->device);
@@ -491,6 +492,8 @@ static bool should_widen(struct planner *b)
 	if (rows <= TILE_ROWS ||
 	    (double)plan_wide_sequences(plan) * wide_bytes_of_sequence(plan) > most_wide_bytes(b))
 		return false;
+	if (plan_varied_factors(p))
+		return true;
 	split_choose(p, &device, &split);
 	return split.n > 1 || split.groups || (rows > WIDEN_ROWS && plan->flops >= WIDEN_FLOPS);
 }

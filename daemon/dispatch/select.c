@@ -647,8 +647,14 @@ int select_kernel(struct select_stage *stage, struct plan_stage *ret_stage,
 	stage->scale = 0;
 	traits_of(&stage->plan->problem, stage->family, stage->dtype, stage->args, &stage->traits);
 	if (plan_stage_wide(stage->plan, stage->plan->n_stages) &&
-	    TRAITS_FORWARD >> stage->family & 1)
+	    TRAITS_FORWARD >> stage->family & 1) {
 		stage->traits.narrow = stage->traits.paged = 0;
+		if (plan_varied_factors(&stage->plan->problem)) { /* which are in the keys */
+			stage->traits.descale = plan_present(&stage->plan->problem,
+							     FMHA_T_Q_DESCALE);
+			stage->traits.by_key = 0;
+		}
+	}
 	note_signature(stage, &r->signature);
 	for (size_t arch = 0; arch < registry_n_archs(registry) && result == 1; arch++)
 		result = (foreign ? foreign->select : select_own)(stage, arch, r, ret_stage);

@@ -372,8 +372,7 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 					    .shares = true};
 	ret_choice->size = (int32_t)ceil_div(p->seqlen_k, ret_choice->n);
 	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
-		       "%lld blocks share all keys, a row is in at most %d parts",
-		       (long long)places, ret_choice->n);
+		       "blocks share all keys, a row is in at most %d parts", ret_choice->n);
 	return true;
 }
 

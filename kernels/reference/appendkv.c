@@ -213,6 +213,9 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 		      int32_t place, int32_t i, int32_t h, bool is_v)
 {
 	const struct abi_tensor *from = is_v ? &a->v : &a->k, *to = is_v ? &a->v_new : &a->k_new;
+	const struct abi_descale *descale = is_v ? &a->v_descale : &a->k_descale;
+	int64_t page = descale->per_page ? view_page(&a->cache, v, i) : 0;
+	float factor = view_descale(descale, v->batch, h, i, page, a->cache.page_size);
 	int32_t hdim = is_v ? a->hdim_v : a->hdim_q;
 	int64_t base = v->packed_k ? 0 : place * to->stride_batch;
 
@@ -222,7 +225,8 @@ static void widen_row(const struct abi_appendkv_args *a, const struct view_seque
 					       is_v);
 
 		reference_store(to->data, (uint32_t)a->new_dtype, base + d * to->stride_dim,
-				reference_load(from->data, (uint32_t)a->dtype, at));
+				(double)((float)reference_load(from->data, (uint32_t)a->dtype, at) *
+					 factor));
 	}
 }
 

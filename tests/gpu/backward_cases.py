@@ -244,7 +244,7 @@ class Append:
             a.positions, a.positions_stride_batch, a.positions_stride_seq = pointer(self.ints(positions, np.int64)), self.new, 1
 
     def divide(self, n_pages):
-        a, found = self.args, self.factors == "found"
+        a, found = self.args, self.factors == "found" and not self.widens
         of_pages = (n_pages, self.hk, 1)
         shape = {"heads": (self.batch, self.hk, 1), "pages": of_pages, "odd": of_pages, "found": (n_pages, self.hk, self.page)}[self.factors]
         a.computes_descale = int(found)
@@ -259,7 +259,7 @@ class Append:
                 self.outputs[name] = x
             d = getattr(a, name)
             d.data, d.stride_batch, d.stride_head, d.stride_block = pointer(x), shape[1] * shape[2], shape[2], 1
-            d.block, d.per_page = int(found), int(self.factors != "heads")
+            d.block, d.per_page = int(self.factors == "found"), int(self.factors != "heads")
 
     def ints(self, values, dtype=np.int32):
         x = aligned((len(values),), dtype)

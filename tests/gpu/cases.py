@@ -95,7 +95,7 @@ class Forward:
     ones: V is 1, and so is O, if weights are right on average. turned: a bias, and dBias, lies key by key, NaN behind each.
     lowest: the share of a bias' elements, and of its rows, that are the lowest number of its type.
     data: endpoints a row of a mask of intervals, or "bits"; data_broadcast: "b", "h", "bh". kv_dtype: of K and V under a Q of 16
-    bits; descale "key" and "slot" then, too; powers: factors are powers of two; one_sign: K and V are positive. v_in_k: values are the
+    bits; descale "key" and "slot" then, too; powers: factors are powers of two, True: 2^-3 to 4, or so much further each way; one_sign: K and V are positive. v_in_k: values are the
     first dv elements of keys. topk: keys that each row chooses, some of them twice or none at all; slots: of slots, which no table leads to.
     latent_fp8: keys are such, of 656 bytes, and hold values."""
 
@@ -367,7 +367,8 @@ class Forward:
         entries = self.args.cache.n_pages if per_page else self.batch
         factors = self.rng.random((entries, heads, n)) + 0.5
         if self.powers:
-            factors = 2.0 ** self.rng.integers(-3, 3, factors.shape)
+            reach = 3 * self.powers
+            factors = 2.0 ** self.rng.integers(-reach, reach, factors.shape)
         array = self.floats(sign * factors / (I8_SPREAD if self.of_keys == abi.I8 else 1))
         self.factors[ctypes.addressof(d)] = array, block
         d.data = pointer(array)

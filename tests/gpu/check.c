@@ -83,6 +83,9 @@ static void set_forward(struct fmha_problem *p, const struct abi_fwd_args *a)
 	set_tensor(p, FMHA_T_Q_DESCALE, a->q_descale.data);
 	set_tensor(p, FMHA_T_K_DESCALE, a->k_descale.data);
 	set_tensor(p, FMHA_T_V_DESCALE, a->v_descale.data);
+	p->descale_block_k = a->k_descale.data ? a->k_descale.block : a->v_descale.block;
+	p->descale_per_page = (uint32_t)(a->k_descale.data ? a->k_descale.per_page
+							   : a->v_descale.per_page);
 	p->page_size = a->cache.page_size;
 	p->topk = a->chosen.n;
 	p->v_in_k = a->v_in_k;

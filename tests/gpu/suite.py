@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The list of problems that every GPU kernel family is run with, and how one is run."""
 import ctypes
+import itertools
 
 import numpy as np
 
@@ -97,6 +98,10 @@ def append_small():
         yield Case("append", **d, dtype=abi.I8, dq=64, dv=128, page=16, cap=70)
         yield Case("append", **d, dtype=abi.I8, dq=40, dv=24)
         yield Case("append", **d, dtype=abi.E4M3, dq=32, dv=32, page=16, layout=1)
+    d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=3, page=16)
+    for factors in ("heads", "pages", "found"):
+        yield Case("append", **d, dq=64, dv=48, cap=70, factors=factors)
+    yield Case("append", **d | dict(dtype=abi.E5M2), dq=40, dv=20, factors="found")
     # Sequences of few rows stay, and those behind the last place; more of them than a wave has lanes.
     d = dict(widens=1, dtype=abi.E4M3, new_dtype=abi.BF16, hk=2, dq=64, dv=32, page=16)
     yield Case("append", **d, batch=6, rows=(1, 9, 0, 17, 2, 40), few=2, places=3, cap=70)
@@ -540,6 +545,25 @@ def hopper_narrow():
         yield Case("forward", **d, strided=True, mask=BR, right=0)
         yield Case("forward", **d | dict(dq=56, dv=40))
         yield Case("forward", **d, mask=BR, left=40, right=0, poison=(0, 250))
+    # Keys with factors of their own.
+    for kv, dq, rows in ((abi.E4M3, 64, 2), (abi.E4M3, 128, 2), (abi.I8, 256, 2), (abi.E5M2, 128, 9), (abi.I8, 128, 30)):
+        d = dict(dtype=abi.BF16, kv_dtype=kv, batch=2, hq=4, hk=2, sq=rows, dq=dq, dv=dq, pipeline="gpu_decode")
+        yield Case("forward", **d, sk=1500, mask=BR, right=0, descale="key")
+        yield Case("forward", **d, sk=1500, splits=20, split_size=80, sink=True, descale="key", cap=3.0)
+        yield Case("forward", **d, sk=700, page=16, lens_k=[650, 77], mask=BR, left=300, right=0, sinks=5, descale="slot")
+        yield Case("forward", **d, sk=700, page=48, lens_k=[650, 77], splits=3, split_size=256, descale="page")
+        yield Case("forward", **d, sk=300, descale="block", mask=BR, left=40, right=0, poison=(0, 200 if rows < 9 else 0))
+        yield Case("forward", **d, sk=700, page=32, layout=1, lens_k=[650, 77], descale="slot", powers=3)
+    # The tiles that plans take, over many keys: sums of a wave's own share go on for long.
+    for (n, dq, blocks), descale in itertools.product(((128, 64, 3), (128, 128, 2), (64, 256, 2)), (True, "key")):
+        tile = abi.Tile(abi.PIPELINES.index("gpu_decode"), 16, n, dq, dq, 1, 4, blocks)
+        d = dict(dtype=abi.BF16, batch=2, hq=4, hk=2, sq=2, dq=dq, dv=dq, pipeline=tile)
+        yield Case("forward", **d, kv_dtype=abi.E4M3, sk=9000, descale=descale)
+        yield Case("forward", **d, kv_dtype=abi.I8, sk=9000, page=64, lens_k=[8500, 770], splits=3, split_size=3072,
+                   descale=True if descale is True else "slot")
+    d = dict(dtype=abi.E4M3, batch=2, hq=4, hk=2, sq=2, dq=128, dv=128, sk=700, page=16, lens_k=[650, 77], pipeline="gpu_decode")
+    yield Case("forward", **d, mask=BR, right=0, descale="slot")
+    yield Case("forward", **d | dict(dtype=abi.F16, kv_dtype=abi.E4M3), descale="slot", powers=2)
 
 
 def few_rows():

@@ -60,10 +60,12 @@ def test_few_rows_over_many_keys(layer):
 
 
 @pytest.mark.parametrize("layer", PLAIN)
-@pytest.mark.parametrize("pages", ["", "--page-size 16"])
+@pytest.mark.parametrize("pages", ["--descale pt", "--page-size 16 --descale pt", "--descale bs --descale-block-k 1",
+                                   "--page-size 16 --descale page --descale-block-k 1"])
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
 def test_a_cache_of_8_bits_is_widened_for_many_rows(layer, pages, kind):
-    words = f"forward --kv-type {kind} --descale pt {words_of(layer)} {pages}"
+    """With factors of a tensor, and with a key's own."""
+    words = f"forward --kv-type {kind} {words_of(layer)} {pages}"
     widen = ("fwd_appendkv", "gpu_append")
     long, few = plan_of(f"{words} -b 1 -s 8192"), plan_of(f"{words} -b 1 -s 100 -s_k 8192")
     assert long["widens"] and stages_of(long) == [widen, ("fwd", "gpu_wgmma")]
@@ -72,8 +74,10 @@ def test_a_cache_of_8_bits_is_widened_for_many_rows(layer, pages, kind):
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2", "int8"])
-def test_few_rows_read_8_bits_as_they_lie(kind):
-    assert stage_of(f"forward --kv-type {kind} --descale pt -b 16 -h 32 -h_k 8 -s 1 -s_k 16384 --page-size 64", "fwd_splitkv") == "gpu_decode"
+@pytest.mark.parametrize("factors", ["pt", "page", "page --descale-block-k 1"])
+def test_few_rows_read_8_bits_as_they_lie(kind, factors):
+    words = f"forward --kv-type {kind} --descale {factors} -b 16 -h 32 -h_k 8 -s 1 -s_k 16384 --page-size 64"
+    assert stage_of(words, "fwd_splitkv") == "gpu_decode"
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
@@ -97,10 +101,10 @@ def test_a_plan_says_that_its_loop_is_for_every_arch():
 
 
 def test_what_is_not_widened():
-    """Where keys have factors of their own, where that took more memory than it is worth, and where another kernel is named."""
+    """Where keys have factors of their own under f16, where that took more memory than it is worth, and where another kernel is named."""
     words = "forward -h 32 -h_k 8 -s 2048 --kv-type e4m3 --causal"
     assert plan_of(f"{words} -b 1")["widens"]
-    assert not plan_of(f"{words} -b 1 --page-size 16 --descale page")["widens"]
+    assert plan_of(f"{words} -b 1 --page-size 16 --descale page")["widens"]
     assert not plan_of(f"{words} -b 64 -s_k 65536 --page-size 16")["widens"]
     narrow = "fwd-bf16-h128-gpu_wgmma-t128x64x128x128x64x128-r8x1x1-w16x16x16-p1111-generic-no-bpc1-narrow1-sm_90a"
     wide = "fwd-bf16-h128-gpu_wgmma-t128x64x128x128x64x128-r8x1x1-w16x16x16-p1111-generic-no-bpc1-sm_90a"

@@ -353,6 +353,10 @@ template <class E, bool PAGED> struct KeyView {
 	{
 		return load_memory(table + min_of(position / page_size, n_table - 1));
 	}
+	METHOD i32 entry_of_number(i32 page) const
+	{
+		return load_memory(table + min_of(page, n_table - 1));
+	}
 	/* The same by the number of a page, one for all lanes: AMD's kernels find it in a scalar
 	 * register. */
 	METHOD i32 entry_of_page(i32 page) const

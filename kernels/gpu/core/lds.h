@@ -242,10 +242,11 @@ LDS_FN int lds_wide(struct lds_cut c)
  */
 #define LDS_DECODE_STAGES 8 /* more bytes than memory needs under way */
 /* @element: bytes of one of K's and V's; one is half a column. */
-LDS_FN int lds_decode_stage(struct lds_cut c, int element)
+LDS_FN int lds_decode_stage(struct lds_cut c, int element, int by_key)
 {
 	return lds_tile(c.core, c.tile_n, c.hdim_q * element / 2, 1, 0) +
-	       lds_tile(c.core, c.tile_n, c.hdim_v * element / 2, 0, 1);
+	       lds_tile(c.core, c.tile_n, c.hdim_v * element / 2, 0, 1) +
+	       (by_key ? c.tile_n * 2 * 4 : 0);
 }
 
 LDS_FN int lds_decode_queries(struct lds_cut c, int narrow)
@@ -253,9 +254,9 @@ LDS_FN int lds_decode_queries(struct lds_cut c, int narrow)
 	return lds_stationary(c.core, c.tile_m, c.hdim_q) + (narrow ? c.tile_m * 4 : 0);
 }
 
-LDS_FN int lds_decode_stages(struct lds_cut c, int most, int element, int narrow)
+LDS_FN int lds_decode_stages(struct lds_cut c, int most, int element, int narrow, int by_key)
 {
-	int n = (most - lds_decode_queries(c, narrow)) / lds_decode_stage(c, element);
+	int n = (most - lds_decode_queries(c, narrow)) / lds_decode_stage(c, element, by_key);
 
 	return n < 2 ? 0 : n < LDS_DECODE_STAGES ? n : LDS_DECODE_STAGES;
 }
@@ -266,10 +267,11 @@ LDS_FN int lds_decode_partial(struct lds_cut c)
 	return c.tile_m * (lds_stage_stride(c.hdim_v) + 2) * 4;
 }
 
-LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow)
+LDS_FN int lds_decode(struct lds_cut c, int stages, int element, int narrow, int by_key)
 {
 	return lds_max(c.waves_n * lds_decode_partial(c),
-		       lds_decode_queries(c, narrow) + stages * lds_decode_stage(c, element));
+		       lds_decode_queries(c, narrow) +
+			       stages * lds_decode_stage(c, element, by_key));
 }
 
 /*

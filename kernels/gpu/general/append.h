@@ -472,6 +472,8 @@ template <class C> struct Append {
 	{
 		const bool is_v = KIND == GRID_APPEND_V, is_q = KIND == GRID_APPEND_Q,
 			   codes = divides() && !is_q;
+		/* Rows that turn have no registers for the next ones beside them. */
+		const bool LATE = TURNS && !is_v;
 		const i32 size = new_size(), of_chunk = size == 4 ? 4 : size == 2 ? 8 : 16,
 			  hdim = is_v ? a.hdim_v : a.hdim_q;
 		const i32 turned = TURNS && !is_v ? a.rotary_dim : 0;
@@ -517,7 +519,7 @@ template <class C> struct Append {
 
 			at += is_last ? at_once : 0;
 			two = is_last ? lane : two + lanes;
-			if (at < end)
+			if (!LATE && at < end)
 				next = load_two<KIND>(from, of_token, pairing,
 						      min_of(at + my_row, end - 1), two);
 			if constexpr (NARROW || (TURNS && !is_v)) {
@@ -581,6 +583,9 @@ template <class C> struct Append {
 				*(chunk16 *)(target +
 					     offset_of(here.second * 16, of_target)) = here.y;
 			step <<= is_last;
+			if (LATE && at < end)
+				next = load_two<KIND>(from, of_token, pairing,
+						      min_of(at + my_row, end - 1), two);
 		}
 		return left;
 	}
@@ -632,75 +637,123 @@ template <class C> struct Append {
 		}
 	}
 
-	/* Sixteen elements of a key, as two chunks of the wider type. */
-	template <class E> METHOD void widen_chunk(chunk16 codes, typename E::Storage *to) const
+	/* Eight elements of a key in the wider type. TIMES: times a factor, and rounded. */
+	template <class E, bool TIMES> METHOD static chunk16 widened(chunk8 codes, float factor)
 	{
-		chunk16 low, high;
+		typedef typename Either<TIMES, F16, E>::Type To; /* which holds each code exactly */
+		chunk16 wide;
 
-		UNROLL
-		for (int i = 0; i < 2; i++) {
-			Widening<E, Element>::widen(codes.w[i], &low.w[2 * i], &low.w[2 * i + 1]);
-			Widening<E, Element>::widen(codes.w[2 + i], &high.w[2 * i],
-						    &high.w[2 * i + 1]);
-		}
-		((chunk16 *)to)[0] = low;
-		((chunk16 *)to)[1] = high;
+		Widening<To, Element>::widen(codes.w[0], &wide.w[0], &wide.w[1]);
+		Widening<To, Element>::widen(codes.w[1], &wide.w[2], &wide.w[3]);
+		if constexpr (TIMES)
+			UNROLL
+			for (int i = 0; i < 4; i++)
+				wide.w[i] = E::pack2(F16::to_float((u16)wide.w[i]) * factor,
+						     F16::to_float((u16)(wide.w[i] >> 16)) *
+							     factor);
+		return wide;
 	}
 
-	/* Whole chunks, as many at once as hide how far away they are. */
-	template <class E>
-	METHOD void widen_chunks(const Cache &cache, i32 first, i32 n_keys, i32 hdim,
-				 typename E::Storage *to, i64 stride) const
+	/* Keys that are in the cache, some in a row: their page is looked up once where it has all
+	 * of them. */
+	struct Run {
+		const Cache &cache;
+		NewPlace first;
+		bool together;
+
+		METHOD Run(const Cache &view, i32 position)
+			: cache(view), first{0, 0, position, true},
+			  together(!PAGED || !cache.page_size ||
+				   cache.page_size % GRID_WIDEN_KEYS == 0)
+		{
+			if (PAGED && cache.page_size)
+				first = look_up(position);
+		}
+		METHOD NewPlace look_up(i32 position) const
+		{
+			return NewPlace{cache.page_of(position), position % cache.page_size,
+					position, true};
+		}
+		METHOD NewPlace place(i32 key) const
+		{
+			return together ? NewPlace{first.page, first.slot + key,
+						   first.position + key, true}
+					: look_up(first.position + key);
+		}
+	};
+	METHOD const Storage *key_address(const Cache &cache, const NewPlace &p, i32 dim) const
 	{
-		const int AT_ONCE = 4;
-		const i32 of_key = hdim / 16, n = n_keys * of_key;
+		return PAGED && cache.page_size ? cache.in_page(p.page, p.slot, dim)
+						: cache.at(p.position, dim);
+	}
+
+	/* Eights of codes, of which lanes side by side write whole lines, as many at once as hide
+	 * how far away they are. */
+	template <class E, bool TIMES>
+	METHOD void widen_chunks(const Run &run, const abi_descale &d, i32 n_keys, i32 head,
+				 i32 hdim, typename E::Storage *to, i64 stride) const
+	{
+		const int AT_ONCE = TIMES ? 4 : 8;
+		const Divisor of_key = Divisor::make(hdim / 8);
+		const i32 n = n_keys * of_key.by;
 
 		NO_UNROLL
 		for (i32 begin = lane_id(); begin < n; begin += AT_ONCE * FMHA_WAVE) {
-			chunk16 codes[AT_ONCE];
-			i64 places[AT_ONCE];
+			chunk8 codes[AT_ONCE];
+			float factors[AT_ONCE];
+			typename E::Storage *places[AT_ONCE];
 
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++) {
 				/* One that is not there is the last one, once more. */
 				const i32 chunk = min_of(begin + i * FMHA_WAVE, n - 1);
-				const i32 key = chunk / of_key, dim = chunk % of_key * 16;
+				const i32 key = of_key.quotient(chunk),
+					  dim = (chunk - key * of_key.by) * 8;
+				const NewPlace p = run.place(key);
 
-				places[i] = key * stride + dim;
-				codes[i] = load16(cache.at(first + key, dim));
+				places[i] = to + key * stride + dim;
+				codes[i] = *(const chunk8 *)key_address(run.cache, p, dim);
+				factors[i] = TIMES && d.data ? *factor_at(d, p, head) : 1.0f;
 			}
 			UNROLL
 			for (int i = 0; i < AT_ONCE; i++)
 				if (begin + i * FMHA_WAVE < n)
-					widen_chunk<E>(codes[i], to + places[i]);
+					*(chunk16 *)places[i] =
+						widened<E, TIMES>(codes[i], factors[i]);
 		}
 	}
 
-	template <class E>
+	/* TIMES: keys have factors of their own, with which they are multiplied here. */
+	template <class E, bool TIMES>
 	METHOD void widen_run(const abi_tensor &from, const abi_tensor &to, i32 place, bool is_v,
 			      i32 first, i32 head) const
 	{
 		const i32 hdim = is_v ? a.hdim_v : a.hdim_q,
 			  n_keys = min_of(seq.n_k - first, GRID_WIDEN_KEYS);
+		const abi_descale &d = is_v ? a.v_descale : a.k_descale;
 		const Cache cache = Cache::make(from, seq, a.cache, head, a.nhead_k, hdim, is_v);
+		const Run run(cache, first);
 		Sequence there = seq;
 		there.batch = place;
 		typename E::Storage *const out =
 			(typename E::Storage *)to.data + k_offset(to, there, first, head);
 		const u64 strides = (u64)cache.base | (u64)cache.stride_seq |
-				    (u64)cache.stride_page;
+				    (PAGED && cache.page_size ? (u64)cache.stride_page : 0);
 
-		if (!cache.packed_layout && cache.stride_dim == 1 && hdim % 16 == 0 &&
-		    strides % 16 == 0) {
-			widen_chunks<E>(cache, first, n_keys, hdim, out, to.stride_seq);
+		if (!cache.packed_layout && cache.stride_dim == 1 && hdim % 8 == 0 &&
+		    strides % 8 == 0) {
+			widen_chunks<E, TIMES>(run, d, n_keys, head, hdim, out, to.stride_seq);
 			return;
 		}
 		NO_UNROLL
 		for (i32 i = lane_id(); i < n_keys * hdim; i += FMHA_WAVE) {
 			const i32 key = i / hdim, dim = i % hdim;
+			const NewPlace p = run.place(key);
+			float x = Element::to_float(*key_address(cache, p, dim));
 
-			out[key * to.stride_seq + dim] =
-				E::from_float(Element::to_float(*cache.at(first + key, dim)));
+			if (TIMES && d.data)
+				x *= *factor_at(d, p, head);
+			out[key * to.stride_seq + dim] = E::from_float(x);
 		}
 	}
 
@@ -765,7 +818,7 @@ template <class C> struct Append {
 		a.places[b] = goes ? place : 0;
 	}
 
-	template <class E> METHOD void widen(i32 place) const
+	template <class E, bool TIMES> METHOD void widen(i32 place) const
 	{
 		const i32 n_runs = grid_widen_runs(&a);
 		i32 n = grid_row(block_id_x(), C::THREADS / FMHA_WAVE, wave_id());
@@ -775,8 +828,8 @@ template <class C> struct Append {
 		n -= is_v ? n_runs : 0;
 		first = n / a.nhead_k * GRID_WIDEN_KEYS;
 		if (n < n_runs && first < seq.n_k)
-			widen_run<E>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, place, is_v, first,
-				     n % a.nhead_k);
+			widen_run<E, TIMES>(is_v ? a.v : a.k, is_v ? a.v_new : a.k_new, place, is_v,
+					    first, n % a.nhead_k);
 	}
 
 	METHOD void run_widening()
@@ -788,10 +841,13 @@ template <class C> struct Append {
 			if (a.few_rows && (b = sequence_of(place)) < 0)
 				return;
 			find(b);
+			/* Times a factor there may be nothing left of a value in f16: see abi.h. */
 			if (a.new_dtype == ABI_F16)
-				widen<F16>(place);
+				widen<F16, false>(place);
+			else if (a.k_descale.data || a.v_descale.data)
+				widen<BF16, true>(place);
 			else
-				widen<BF16>(place);
+				widen<BF16, false>(place);
 		}
 	}
 

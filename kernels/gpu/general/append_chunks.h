@@ -33,12 +33,17 @@ DEV float odd_float(double x)
 	union {
 		double d;
 		u32 w[2];
-	} v = {x}, rounded = {(x + step) - step}; /* to multiples of 2^-133 */
-	const bool small = (v.w[1] & 0x7fffffffu) < 897u << 20;
+	} v = {x};
 	const u32 lost = v.w[0] & 0x1fffffffu;
 
-	v.w[0] = small ? rounded.w[0] : (v.w[0] & ~0x1fffffffu) | (lost ? 0x20000000u : 0);
-	v.w[1] = small ? rounded.w[1] | (v.w[1] & 0x80000000u) : v.w[1];
+	if ((v.w[1] & 0x7fffffffu) < 897u << 20) { /* to multiples of 2^-133 */
+		const u32 sign = v.w[1] & 0x80000000u;
+
+		v.d = (x + step) - step;
+		v.w[1] |= sign;
+	} else {
+		v.w[0] = (v.w[0] & ~0x1fffffffu) | (lost ? 0x20000000u : 0);
+	}
 	return (float)v.d;
 }
 

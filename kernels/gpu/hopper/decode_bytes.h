@@ -13,6 +13,8 @@
  *
  * Queries of bf16 become f16, too, each row times a power of two that brings its largest element
  * below 2^15: what that makes subnormal is below 2^-29 of it, and what it loses below 2^-39.
+ *
+ * BY_KEY: keys have factors of their own. Those of K multiply scores, those of V weights.
  */
 #ifndef FMHA_GPU_DECODE_BYTES_H
 #define FMHA_GPU_DECODE_BYTES_H
@@ -25,6 +27,93 @@ template <class C> struct BytesInF16 : C {
 	typedef CoreMma<F16> Core;
 	static const bool DESCALE = false;
 	static const bool FACTORS = C::DESCALE || SameType<typename C::Element, BF16>::value;
+};
+
+/* Multiplies columns by factors, which lie in shared memory, those of the tile's first one first. */
+template <class Core, int TM, int TN>
+DEV void scale_columns(RegTile<Core, TM, TN> &s, const char *factors)
+{
+	UNROLL
+	for (int n = 0; n < TN; n++)
+		UNROLL
+		for (int e = 0; e < Core::E; e += 4) { /* two columns of two rows */
+			const chunk8 two =
+				*(const chunk8 *)(factors + (n * 16 + Core::column(e)) * 4);
+
+			UNROLL
+			for (int m = 0; m < TM; m++)
+				UNROLL
+				for (int i = 0; i < 4; i++)
+					s.t[m][n].x[e + i] *= bits_to_float(two.w[i & 1]);
+		}
+}
+
+/*
+ * Factors of values in weights, which f16 has to hold whatever factors are: their logarithms are
+ * added to logits, so that the largest of a row's products becomes 1, and the sum of weights is
+ * that of products divided by them again. Columns as scale_columns() has them. A factor of 0 counts
+ * as the least one: its key has a weight, if no value.
+ */
+template <class Core, int TN> struct ValueFactors {
+	float log[TN][Core::E / 2], inverse[TN][Core::E / 2];
+
+	METHOD static int column(int e) { return e % 2 + e / 4 * 2; }
+	/* Of x, which has none. */
+	METHOD static float with_sign_of(float x, float y)
+	{
+		return bits_to_float(float_to_bits(x) | (float_to_bits(y) & 0x80000000u));
+	}
+
+	METHOD void load(const char *factors)
+	{
+		const float least = bits_to_float((127u - 100u) << 23);
+
+		UNROLL
+		for (int n = 0; n < TN; n++)
+			UNROLL
+			for (int e = 0; e < Core::E; e += 4) {
+				const chunk8 two =
+					*(const chunk8 *)(factors + (n * 16 + Core::column(e)) * 4);
+
+				UNROLL
+				for (int i = 0; i < 2; i++) {
+					float x = magnitude_of(bits_to_float(two.w[i]));
+
+					x = x < least ? least : x; /* a NaN stays one */
+					log[n][e / 2 + i] = log2_fast(x) * (1.0f / FMHA_LOG2_E);
+					inverse[n][e / 2 + i] = reciprocal(with_sign_of(
+						x, bits_to_float(two.w[i])));
+				}
+			}
+	}
+
+	template <int TM> METHOD void add_to(RegTile<Core, TM, TN> &s) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++)
+					s.t[m][n].x[e] += log[n][column(e)];
+	}
+
+	/* Products are added to sums of weights, and take their signs. */
+	template <int TM>
+	METHOD void sum(RegTile<Core, TM, TN> &s, RowVector<Core, TM> &sums) const
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int n = 0; n < TN; n++)
+				UNROLL
+				for (int e = 0; e < Core::E; e++) {
+					float &x = s.t[m][n].x[e], &l = sums.v[m][Core::stat(e)];
+
+					x = with_sign_of(x, inverse[n][column(e)]);
+					l = multiply_add(x, inverse[n][column(e)], l);
+				}
+	}
 };
 
 /* Widens two dims each of two keys: the first dim's two keys, and the second's. */

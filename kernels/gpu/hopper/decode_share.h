@@ -14,6 +14,11 @@
  * A piece costs a block as much as PIECE tiles: so many units stand in front of an item's own.
  * Where blocks are many and chunks small, items are rounded up to whole chunks instead, so that no
  * block has two pieces.
+ *
+ * A head's rows that are no whole lines of the L2 cache share some with its neighbours'. Blocks
+ * that were at other keys of each would have memory bring such a line twice. So two heads go in
+ * step where rows are of bytes: units are those of one of them, and a block each has the same keys
+ * of its own.
  */
 #ifndef FMHA_GPU_DECODE_SHARE_H
 #define FMHA_GPU_DECODE_SHARE_H
@@ -28,9 +33,34 @@ DEV i32 quotient(i32 a, i32 b)
 
 	return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
 }
-DEV i32 quotient_up(i32 a, i32 b) { return quotient(a + b - 1, b); }
+DEV i32 quotient_up(i32 a, i32 b)
+{
+	return quotient(a + b - 1, b);
+}
 
-template <class C> struct DecodeShare {
+/* MOST, where heads are whole sets of so many. */
+template <int MOST> struct HeadsInStep {
+	i32 in_step;
+
+	METHOD HeadsInStep(const abi_fwd_args &a)
+		: in_step(a.nhead_k % MOST == 0 && (i32)gridDim.x >= MOST ? MOST : 1)
+	{
+	}
+};
+template <> struct HeadsInStep<1> {
+	static const i32 in_step = 1;
+
+	METHOD HeadsInStep(const abi_fwd_args &) {}
+};
+
+template <class C>
+static const int HEADS_IN_STEP = sizeof(typename C::KeyElement::Storage) == 1 &&
+						 (C::HDIM_Q | C::HDIM_V) % 128 != 0
+					 ? 2
+					 : 1;
+
+template <class C> struct DecodeShare : HeadsInStep<HEADS_IN_STEP<C>> {
+	using HeadsInStep<HEADS_IN_STEP<C>>::in_step;
 	static const int PIECE = 192 / C::TILE_N > 1 ? 192 / C::TILE_N : 1;
 
 	/* What a sequence's items are. Without rows there are none; without keys each has one unit:
@@ -45,7 +75,10 @@ template <class C> struct DecodeShare {
 	i32 batch, start_of;  /* the sequence at which `unit` is, and its first unit */
 	bool rounds;          /* items to whole chunks */
 
-	METHOD DecodeShare(const abi_fwd_args &args) : a(args) {}
+	METHOD DecodeShare(const abi_fwd_args &args)
+		: HeadsInStep<HEADS_IN_STEP<C>>(args), a(args)
+	{
+	}
 
 	METHOD Sequence sequence(i32 b) const { return find_sequence(a.sequences, &a.cache, b); }
 
@@ -62,7 +95,7 @@ template <class C> struct DecodeShare {
 		return Extent{tiles.first, max_of(tiles.count, 1), ceil_div(rows, C::TILE_M)};
 	}
 
-	METHOD i32 items(const Extent &x) const { return a.nhead_k * x.n_tiles; }
+	METHOD i32 items(const Extent &x) const { return a.nhead_k / in_step * x.n_tiles; }
 	METHOD i32 units_of_item(const Extent &x) const
 	{
 		return rounds ? quotient_up(x.count, chunk) * chunk : PIECE + x.count;
@@ -108,7 +141,7 @@ template <class C> struct DecodeShare {
 		const Extent x = extent_of(sequence(0));
 		i32 n = items(x), all = n * a.sequences.batch;
 
-		choose_chunk(all, all * x.count, x.count, (i32)gridDim.x);
+		choose_chunk(all, all * x.count, x.count, (i32)gridDim.x / in_step);
 		n *= units_of_item(x);
 		begin_at(n * a.sequences.batch);
 		batch = n > 0 ? quotient(unit, n) : 0;
@@ -117,7 +150,7 @@ template <class C> struct DecodeShare {
 
 	METHOD void begin_at(i32 total)
 	{
-		unit = block_id_x() * chunk;
+		unit = block_id_x() / in_step * chunk;
 		end = min_of(total, unit + chunk);
 		if (unit >= end)
 			unit = end = 0;
@@ -141,7 +174,7 @@ template <class C> struct DecodeShare {
 			longest = max_of(longest, x.n_tiles ? x.count : 0);
 		}
 		choose_chunk(sum_of_wave(n), sum_of_wave(tiles), most_of_wave(longest),
-			     (i32)gridDim.x);
+			     (i32)gridDim.x / in_step);
 		if (run == 1 && from < to)
 			sum = units(x);
 		NO_UNROLL
@@ -195,7 +228,8 @@ template <class C> struct DecodeShare {
 		const Within at = within(x);
 		i32 head = x.n_tiles == 1 ? at.item : quotient(at.item, x.n_tiles);
 
-		block.place(seq, at.item - head * x.n_tiles, head, block_id_x() - at.first_block);
+		block.place(seq, at.item - head * x.n_tiles, head * in_step + block_id_x() % in_step,
+			    block_id_x() / in_step - at.first_block);
 		*ret_band = band_of(seq, x, at);
 		unit += at.units;
 	}

@@ -26,7 +26,7 @@ template <int N> DEV void copy_async_wait_but()
 	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* FACTORS: Q, K and V have some, those of K and V for whole heads. */
+/* FACTORS: Q, K and V have some, those of K and V for whole heads or, BY_KEY, for each key. */
 template <class C, bool FACTORS> struct Decode {
 	typedef typename C::Core Core;
 	typedef typename Core::Type Type; /* of the products */
@@ -39,6 +39,7 @@ template <class C, bool FACTORS> struct Decode {
 	static_assert(TM * 16 * C::WAVES_M == C::TILE_M, "a team's waves share whole 16-row tiles");
 	static_assert(TN * 16 * C::WAVES_N == C::TILE_N, "teams share whole 16-column tiles");
 	static_assert(!C::DROPOUT, "rows belong to several heads");
+	static_assert(!C::BY_KEY || C::LOGITS, "factors of V are added as logarithms");
 
 	static const int TEAM = C::WAVES_M * FMHA_WAVE; /* threads */
 	static const int SHARE = TN * 16;               /* keys of a tile that a team has */
@@ -52,10 +53,12 @@ template <class C, bool FACTORS> struct Decode {
 	typedef RegTile<Core, TM, TN> Scores;
 	typedef ForwardScores<C, TM, TN> Steps;
 	typedef Softmax<Core, TM, (TM > 1 && C::HDIM_V > 64), C::BIAS == BIAS_MATRIX> Rule;
-	static const int STAGES = C::BUFFERS, STAGE = KTile::BYTES + VTile::BYTES;
-	static_assert(C::WAVES_N * STAGE == lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES),
+	static const int FACTORS_AT = KTile::BYTES + VTile::BYTES; /* BY_KEY: of K, then of V */
+	static const int STAGES = C::BUFFERS, STAGE = FACTORS_AT + (C::BY_KEY ? SHARE * 2 * 4 : 0);
+	static_assert(C::WAVES_N * STAGE ==
+			      lds_decode_stage(C::cut(C::TILE_M, C::TILE_N), BYTES, C::BY_KEY),
 		      "as lds.h says");
-	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES, BELOW) <=
+	static_assert(lds_decode(C::cut(C::TILE_M, C::TILE_N), STAGES, BYTES, BELOW, C::BY_KEY) <=
 			      C::LDS_BYTES,
 		      "the host asks lds.h, too");
 
@@ -72,6 +75,12 @@ template <class C, bool FACTORS> struct Decode {
 			}
 		};
 	};
+	/* Short rows of bytes take longer to look at than to bring. The scale is one more factor of
+	 * theirs where scores are nothing but scaled, and their pages are found without a division;
+	 * others gain nothing by it. */
+	static const bool SHORT = NARROW && C::HDIM_Q <= 64 && C::HDIM_V <= 64;
+	static const bool SCALES = SHORT && FACTORS && C::LOGITS && !C::SOFTCAP &&
+				   C::BIAS == BIAS_NONE;
 	static const bool HOLDS_QUERIES = TM == 1 && C::HDIM_Q <= 128;
 
 	/* A lane's key of a share: where in the cache it is, and the page table's word for it, at
@@ -82,12 +91,14 @@ template <class C, bool FACTORS> struct Decode {
 
 	ForwardBlock<C> block;
 	Keys keys, values;
+	Divisor of_page; /* SHORT */
 	Band band;
 	Modifiers<C> modifiers;
 	i32 wave_m, wave_n;
 	RegTile<Core, TM, TD> o;
 	SoftmaxRows<Core, TM> rows;
 	RowVector<Core, TM> factors; /* of Q and K */
+	RowVector<Core, TM> sums;    /* BY_KEY: of weights, rows have those of products */
 
 	METHOD Decode(const abi_fwd_args &args) : block(args) {}
 
@@ -159,11 +170,17 @@ template <class C, bool FACTORS> struct Decode {
 		modifiers = Modifiers<C>::make(block.a, block.seq);
 		keys = block.keys();
 		values = block.values();
+		if constexpr (SHORT && C::PAGED)
+			of_page = Divisor::make(max_of(keys.page_size, 1));
 		o.zero();
 		rows.init();
 		if (FACTORS)
 			find_factors();
+		if constexpr (C::BY_KEY)
+			sums.fill(0.0f);
 		sum_tiles(lds);
+		if constexpr (C::BY_KEY)
+			rows.sum = sums;
 		block_sync(); /* nobody reads Q and keys any more */
 		finish((float *)lds);
 	}
@@ -172,7 +189,10 @@ template <class C, bool FACTORS> struct Decode {
 
 	METHOD void find_factors()
 	{
-		float k = steps().key_descale(block.a.k_descale, 0);
+		float k = C::BY_KEY ? 1.0f : steps().key_descale(block.a.k_descale, 0);
+
+		if (SCALES)
+			k *= modifiers.scale;
 
 		UNROLL
 		for (int m = 0; m < TM; m++)
@@ -284,18 +304,40 @@ template <class C, bool FACTORS> struct Decode {
 			multiply_abt<C::HDIM_Q>(s, q, k, 0, Core());
 		if (FACTORS)
 			scale_rows(s, factors);
-		if (C::LOGITS)
+		if constexpr (C::BY_KEY)
+			scale_columns(s, at + FACTORS_AT);
+		if (C::LOGITS && !SCALES)
 			steps().make_logits(s, wave_row(), column);
 		if (masked)
 			steps().mask(s, band, wave_row(), column);
-		if (Rule::update(rows, s, modifiers.unit, &factor))
+		ValueFactors<Core, TN> of_values;
+
+		if constexpr (C::BY_KEY) {
+			of_values.load(at + FACTORS_AT + SHARE * 4);
+			of_values.add_to(s);
+		}
+		if (Rule::update(rows, s, modifiers.unit, &factor)) {
 			scale_rows(o, factor);
+			if constexpr (C::BY_KEY)
+				scale_sums(factor);
+		}
+		if constexpr (C::BY_KEY)
+			of_values.sum(s, sums);
 		if (C::DESCALE)
 			steps().drop(s, wave_row(), column);
 		if constexpr (NARROW)
 			multiply_bytes_ab<KeyElement>(o, round_to_operand(s), v, 0);
 		else
 			multiply_ab(o, round_to_operand(s), v, 0, Core());
+	}
+
+	METHOD void scale_sums(const RowVector<Core, TM> &factor)
+	{
+		UNROLL
+		for (int m = 0; m < TM; m++)
+			UNROLL
+			for (int r = 0; r < Core::STATS; r++)
+				sums.v[m][r] *= factor.v[m][r];
 	}
 
 	/* ---- tiles on their way ---- */
@@ -321,6 +363,12 @@ template <class C, bool FACTORS> struct Decode {
 		i32 column = share_of(tiles, n) + lane_id() % SHARE;
 		i32 position = min_of(column, block.seq.n_k - 1) + block.seq.leftpad;
 
+		if constexpr (SHORT) {
+			const i32 page = of_page.quotient(position);
+
+			return PagePlace{keys.entry_of_number(page),
+					 position - page * keys.page_size};
+		}
 		return PagePlace{keys.entry_of(position), position % keys.page_size};
 	}
 
@@ -333,6 +381,37 @@ template <class C, bool FACTORS> struct Decode {
 		fetch_rows<VTile, C::HDIM_V>(at + KTile::BYTES, values, column,
 					     reach.first_value(band, tile),
 					     reach.end_of_values(band), place);
+		if constexpr (C::BY_KEY) {
+			const i32 key = thread_of_team(), j = column + key;
+			const bool seen = j >= reach.first_value(band, tile) &&
+					  j < reach.end_of_values(band);
+
+			if (key < SHARE) {
+				char *to = at + FACTORS_AT + key * 4;
+
+				fetch_factor(to, block.a.k_descale, j, place, seen);
+				fetch_factor(to + SHARE * 4, block.a.v_descale, j, place, seen);
+			}
+		}
+	}
+
+	/* Of the lane's own key, j; 0 where nobody sees it. */
+	METHOD void fetch_factor(char *to, const abi_descale &d, i32 j, PagePlace place,
+				 bool seen) const
+	{
+		i32 b = block.seq.batch, i = min_of(j, block.seq.n_k - 1) + block.seq.leftpad;
+
+		if (!d.data) {
+			*(float *)to = 1.0f;
+			return;
+		}
+		if (C::PAGED && d.per_page && keys.page_size)
+			b = keys.page_at(place.entry), i = place.slot;
+		i = d.block > 1 ? i / d.block : d.block ? i : 0;
+		copy_async_4(shared_address(to),
+			     d.data + b * d.stride_batch + block.head_k * d.stride_head +
+				     i * d.stride_block,
+			     seen);
 	}
 
 	/* Rows column .. of the view, zero before `begin` and from `end` on. */
@@ -473,7 +552,7 @@ template <class C, bool FACTORS> struct Decode {
 		const Partials partials = {lds};
 		const ForwardOutput<C, TM> output = {block, o, rows, modifiers.unit, wave_m};
 		i32 n_rows = min_of(C::TILE_M, block.n_rows - block.tile_row);
-		float v = FACTORS ? steps().key_descale(block.a.v_descale, 0) : 1.0f;
+		float v = FACTORS && !C::BY_KEY ? steps().key_descale(block.a.v_descale, 0) : 1.0f;
 
 		put_rows(partials);
 		block_sync();

@@ -104,6 +104,13 @@ static int key_bytes(const struct traits *traits)
 	return traits->narrow ? 1 : element_bytes(traits);
 }
 
+/* Keys of 8 bits, each with its factors beside it: other loops have those that a head has one of,
+ * or find each by itself. */
+static int decodes_by_key(const struct traits *traits)
+{
+	return traits->by_key && key_bytes(traits) == 1;
+}
+
 /* Of decode's ring; 0: there is no room. A unit's LDS is shared by its blocks, each of which costs
  * some more. */
 static int decode_stages(const struct gpu_arch *arch, const struct traits *traits,
@@ -113,7 +120,7 @@ static int decode_stages(const struct gpu_arch *arch, const struct traits *trait
 
 	return lds_decode_stages(cut_of(arch, t),
 				 (int)arch->lds_bytes / blocks - (blocks - 1) * 1024,
-				 key_bytes(traits), traits->narrow != 0);
+				 key_bytes(traits), traits->narrow != 0, decodes_by_key(traits));
 }
 
 static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *traits,
@@ -125,7 +132,7 @@ static int32_t forward_lds(const struct gpu_arch *arch, const struct traits *tra
 
 	if (t->pipeline == GPU_DECODE)
 		return lds_decode(cut_of(arch, t), decode_stages(arch, traits, t),
-				  key_bytes(traits), traits->narrow != 0);
+				  key_bytes(traits), traits->narrow != 0, decodes_by_key(traits));
 	if (t->pipeline == GPU_WGMMA)
 		return lds_wgmma(cut, (int)arch->lds_bytes);
 	if (t->pipeline == GPU_LATENT)
@@ -273,6 +280,7 @@ static void add_features(struct gpu_kernel *k, struct features f)
 	k->shares = f.shares;
 	k->wide = f.wide;
 	k->paired = f.paired;
+	k->by_key = f.by_key;
 #define FEATURE(name, NAME, word, kind, families, asked) add_feature(k, #NAME, word, f.name);
 	FMHA_FEATURES(FEATURE)
 #undef FEATURE
@@ -459,6 +467,13 @@ static int amd_forward_spills(const struct gpu_arch *arch, const struct traits *
 	       t->tile_m == 256;
 }
 
+/* Whether rows of bytes are so short that three blocks have registers, which factors of keys under
+ * a mask take. */
+static int is_short_decode(const struct traits *traits, const struct gpu_tile *t)
+{
+	return t->hdim_q <= 64 && t->hdim_v <= 64 && !(traits->mask && decodes_by_key(traits));
+}
+
 /* A ring of stages of keys for each team; those of 8 bits are as many again. */
 static const char *decode_misfit(const struct gpu_arch *arch, const struct traits *traits,
 				 const struct gpu_tile *t)
@@ -473,6 +488,11 @@ static const char *decode_misfit(const struct gpu_arch *arch, const struct trait
 		return "takes keys of 8 bits by 64 dims";
 	if (!are_bytes && t->tile_n > (t->hdim_q > 128 ? 32 : 64))
 		return "as many keys are for those of 8 bits";
+	if (traits->narrow && t->tile_n == 128 &&
+	    is_short_decode(traits, t) != (t->blocks_per_cu == 3))
+		return "short rows of 8 bits have three blocks a unit, others two";
+	if (decodes_by_key(traits) && t->tile_m > 16 * t->waves_m && t->hdim_v > 64)
+		return "leaves no registers for factors of keys";
 	if (!decode_stages(arch, traits, t))
 		return "leaves no room for two stages of keys";
 	return t->tile_n > 32 * t->waves_n ? "a team's share has at most 32 keys" : NULL;
@@ -712,6 +732,7 @@ static const char *make_forward(const struct gpu_arch *arch, enum abi_family fam
 	f.tails = traits->tails && has_tails(t);
 	/* To the others an approximate cap is an exact one. */
 	f.cap_approx = traits->cap_approx && t->pipeline == GPU_WGMMA;
+	f.by_key = t->pipeline == GPU_DECODE && decodes_by_key(traits);
 	add_features(k, f);
 	return finish_kernel(arch, k, forward_lds(arch, traits, t));
 }

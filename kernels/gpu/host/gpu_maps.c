@@ -415,7 +415,8 @@ static const char *backward_refuses(const struct gpu_tile *tile, const struct ab
 
 static int is_byte_decode(const struct gpu_kernel *kernel, const struct abi_fwd_args *a)
 {
-	return kernel->tile.pipeline == GPU_DECODE && element_bytes(view_kv_dtype(a)) == 1;
+	return kernel->tile.pipeline == GPU_DECODE && element_bytes(view_kv_dtype(a)) == 1 &&
+	       !kernel->by_key;
 }
 
 /* Whether keys of a head have several. */

@@ -247,7 +247,8 @@ struct abi_appendkv_args {
 	abi_i32 new_dtype; /* of k_new, v_new and q over a cache of 8 bits: ABI_F16, ABI_BF16; 0: dtype */
 	abi_i32 computes_descale; /* factors of slots are found and written */
 	/* 1: the other way round, GPU: the keys that the cache has, seqlen_k of them, go to k_new and v_new,
-	 * of new_dtype, with the factors that they have. seqlen_new is how many there are at most. */
+	 * of new_dtype, in bf16 times k_descale and v_descale where these are there. seqlen_new is how many there are
+	 * at most. */
 	abi_i32 widens;
 	struct abi_descale k_descale; /* what new rows are divided by, where new_dtype is */
 	struct abi_descale v_descale;

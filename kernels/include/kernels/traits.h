@@ -86,7 +86,9 @@ enum { TRAITS_FORWARD = 0 ABI_FAMILIES(TRAITS_IF_FORWARD) };
 	X(turns, TURNS, "turns", KIND, TRAITS_IN(FWD_APPENDKV), args->appendkv.rope)               \
 	X(widens, WIDENS, "widens", FLAG, TRAITS_IN(FWD_APPENDKV), args->appendkv.widens)          \
 	X(cap_approx, CAP_APPROX, "approx", FLAG, TRAITS_FORWARD,                                  \
-	  p->logits_soft_cap > 0 && p->softcap_approx)
+	  p->logits_soft_cap > 0 && p->softcap_approx)                                             \
+	X(by_key, BY_KEY, "bykey", FLAG, TRAITS_FORWARD,                                           \
+	  (HAS(K_DESCALE) || HAS(V_DESCALE)) && (p->descale_block_k > 0 || p->descale_per_page))
 
 /*
  * X(name, NAME, word, kind, ...): all that an object has compiled in beside its tile: the traits, and what

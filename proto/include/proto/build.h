@@ -11,7 +11,7 @@
 
 #define BUILD_NAME_BYTES 256
 #define BUILD_WORD_BYTES 64
-#define BUILD_OPTIONS    40
+#define BUILD_OPTIONS    48
 
 struct kernel_build {
 	char name[BUILD_NAME_BYTES]; /* unique per code object: for messages and people */

@@ -168,10 +168,13 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 		       kernel->family == ABI_FWD_PAGEDKV || kernel->family == ABI_BATCH_PREFILL;
 	bool scored = forward || kernel->family == ABI_BWD_DQ_DK_DV;
 	bool windowed = p->window_left >= 0 || p->window_right >= 0;
-	bool described = p->q_descale.buffer || p->k_descale.buffer || p->v_descale.buffer;
 	int bias = p->bias.buffer ? 1 : p->alibi_slopes.buffer ? 2 : 0;
-	/* A cache may be widened first; then it lies in no pages, either. */
+	/* A cache may be widened first; then it lies in no pages, either, and keys that had factors of
+	 * their own have them no more. */
 	bool widened = forward && r->f.plan.widens;
+	bool of_keys = p->k_descale.buffer || p->v_descale.buffer;
+	bool by_key = of_keys && (p->descale_block_k > 0 || p->descale_per_page);
+	bool described = p->q_descale.buffer || (of_keys && !(widened && by_key));
 	int narrow = p->k.dtype == p->q.dtype || widened ? 0
 		     : p->k.dtype == FMHA_E4M3           ? 1
 		     : p->k.dtype == FMHA_E5M2           ? 2
@@ -186,6 +189,8 @@ static void expect_traits(const struct runner *r, const struct gpu_kernel *kerne
 			      !widened);
 	expect_option(r, kernel, "DESCALE", forward && described);
 	expect_option(r, kernel, "NARROW", forward ? narrow : 0);
+	expect_option(r, kernel, "BY_KEY",
+		      forward && kernel->tile.pipeline == GPU_DECODE && by_key && !widened);
 	if (!r->f.plan.append || !r->f.plan.widens) { /* else it may be of either stage */
 		bool appends = kernel->family == ABI_FWD_APPENDKV, widens = r->f.plan.widens;
 

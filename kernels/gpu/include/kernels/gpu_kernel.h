@@ -110,7 +110,7 @@ struct gpu_kernel {
 	enum abi_family family;
 	uint32_t dtype;
 	struct gpu_tile tile;
-	int split_dkdv, dbias_sum, shares, wide, paired;
+	int split_dkdv, dbias_sum, shares, wide, paired, by_key;
 	int overlaps; /* as launch.h says: it waits for the stage before by itself */
 	int32_t dq_tile_n; /* dq_dk_dv: queries of a block of the second pass */
 	uint32_t most_x;   /* blocks that a launch takes along x */
