@@ -62,6 +62,14 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 		this->release(this->do_empty(step.do_stage()));
 	}
 
+	METHOD auto lse_of(const Step &step) const
+	{
+		if constexpr (Block::FETCHES_LSE)
+			return this->fetch_lse(step);
+		else
+			return typename Block::LseThere();
+	}
+
 	template <Share OF_DQ>
 	METHOD void walk(typename Block::SumK &dk, typename Block::SumV &dv)
 	{
@@ -77,6 +85,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 
 			at.head = step.head;
 			this->wait_for_q(step);
+			const auto lse = lse_of(step);
 			this->start_s(s, step);
 			this->wait_for_do(step);
 			this->start_dp(dp, step);
@@ -85,7 +94,7 @@ template <class C> struct BackwardWgmma : BackwardWgmmaBlock<C> {
 			wgmma_wait<1>();
 			if (OF_DQ == NOTHING && step.number >= Block::DS_STAGES)
 				named_sync(DS_EMPTY + step.ds_stage(), BOTH);
-			ds = this->start_gradients(s, dp, dv, step, hidden);
+			ds = this->start_gradients(s, dp, dv, step, hidden, lse);
 			hand_on<OF_DQ>(step);
 			if constexpr (OF_DQ == HALF)
 				this->start_dq(dq, 0, step.ds_stage());

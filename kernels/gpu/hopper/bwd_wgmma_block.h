@@ -55,9 +55,17 @@ template <class C> struct BackwardWgmmaBlock {
 	static const int LOADER_REGISTERS = 24, PRODUCT_REGISTERS = 240;
 
 	static const int Q_SLABS = slabs_of(C::HDIM_Q), V_SLABS = slabs_of(C::HDIM_V);
-	/* Exponentials take as long as a product there: half of them are behind dP, beside dS. */
 	static const bool TALL = C::TILE_M > 64;
-	static_assert(!TALL || !(HAS_DATA || C::SOFTCAP || C::DROPOUT), "P by halves");
+	/* What needs the raw product and dP at once: bwd_scores.h's gradients() instead of weigh()
+	 * and differentiate(). */
+	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
+	/* A matrix bias leaves no registers for what is asked for early; ALiBi was not measured. */
+	static const bool FETCHES_LSE = !(AT_ONCE || HAS_DATA || C::BIAS != BIAS_NONE);
+	/* Half of P is made behind dP, beside dS: its exponentials take as long as a product. Heads
+	 * of 96 lose by it. */
+	static const bool HALVES = TALL || (FETCHES_LSE && !SHARED && !ROLES &&
+					    C::HDIM_Q == 128 && C::HDIM_V == 128);
+	static_assert(!HALVES || !(HAS_DATA || AT_ONCE), "P by halves");
 	static const bool NARROW = Q_SLABS == 1 && V_SLABS == 1 && !TALL;
 	/* dK and dV begin with the first step's products and not with zeros, where accumulators
 	 * need all registers: ptxas moves zeros in front of take_registers(), keeps them below
@@ -813,10 +821,6 @@ template <class C> struct BackwardWgmmaBlock {
 					 C::TILE_N);
 	}
 
-	/* What needs the raw product and dP at once: bwd_scores.h's gradients() instead of weigh()
-	 * and differentiate(). */
-	static const bool AT_ONCE = C::SOFTCAP || C::DROPOUT;
-
 	/* The lane's elements of a tile of scores that a mask that is data hides, a bit each. Asked
 	 * for while products are under way. */
 	METHOD u32 find_hidden(const Step &step) const
@@ -880,23 +884,53 @@ template <class C> struct BackwardWgmmaBlock {
 	/* S becomes P, but AT_ONCE. */
 	METHOD void weigh(Scores &s, const Step &step, u32 hidden) const
 	{
+		weigh(s, step, hidden, LseThere());
+	}
+	template <class Lse>
+	METHOD void weigh(Scores &s, const Step &step, u32 hidden, const Lse &lse) const
+	{
 		Steps{*this}.prepare(s, query_of(step), is_masked(step));
 		if (HAS_DATA && hidden)
 			each_hidden(hidden,
 				    [&](int n, int e) { s.t[0][n].x[e] = minus_infinity(); });
 		if (!AT_ONCE)
-			raise<0, TN>(s, step);
+			raise<0, TN>(s, step, lse);
 	}
+	/* LSE of a lane's columns, in fours of rows: in shared memory, or asked for in front of
+	 * S's products. Behind those of dP, which read all that shared memory gives, it is long in
+	 * coming. Of HALVES the first: what comes behind the wait for dP waits for nothing. */
+	struct LseThere {};
+	struct LseHere {
+		chunk8 of[HALVES ? TN : 2 * TN];
+	};
+	METHOD chunk8 lse_at(const Step &step, const LseThere &, int n, int h) const
+	{
+		return load_shared_8(stats_of(step).from + (n * 8 + h * 4) * 16);
+	}
+	METHOD chunk8 lse_at(const Step &, const LseHere &x, int n, int h) const
+	{
+		return x.of[2 * n + h];
+	}
+	METHOD LseHere fetch_lse(const Step &step) const
+	{
+		LseHere x;
+
+		UNROLL
+		for (int i = 0; i < (HALVES ? TN : 2 * TN); i++) /* lse_at() in order */
+			x.of[i] = load_shared_8(stats_of(step).from + i * 64);
+		return x;
+	}
+
 	/* Logits become P: tiles FROM to TO - 1. */
-	template <int FROM, int TO> METHOD void raise(Scores &s, const Step &step) const
+	template <int FROM, int TO, class Lse>
+	METHOD void raise(Scores &s, const Step &step, const Lse &from) const
 	{
 		UNROLL
 		for (int n = FROM; n < TO; n++)
 			UNROLL
 			for (int h = 0; h < 2; h++) {
 				float *x = s.t[0][n].x + h * 4;
-				chunk8 lse = load_shared_8(stats_of(step).from +
-							   (n * 8 + h * 4) * 16);
+				chunk8 lse = lse_at(step, from, n, h);
 
 				UNROLL
 				for (int e = 0; e < 4; e++)
@@ -959,7 +993,7 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD void finish_halves(Scores &s, Scores &dp, const Step &step) const
 	{
 		if constexpr (N < TN / 2) {
-			raise<TN / 2 + N, TN / 2 + N + 1>(s, step);
+			raise<TN / 2 + N, TN / 2 + N + 1>(s, step, LseThere());
 			subtract<N, N + 1>(s, dp, step);
 			finish_halves<N + 1>(s, dp, step);
 		} else {
@@ -969,7 +1003,7 @@ template <class C> struct BackwardWgmmaBlock {
 	METHOD void differentiate_halves(Scores &s, Scores &dp, const Step &step) const
 	{
 		if (is_masked(step)) {
-			raise<TN / 2, TN>(s, step);
+			raise<TN / 2, TN>(s, step, LseThere());
 			forget_unseen(s, dp);
 			subtract<0, TN>(s, dp, step);
 		} else {
@@ -994,24 +1028,25 @@ template <class C> struct BackwardWgmmaBlock {
 
 	/* S of the warpgroup's own keys is there: the product for dV begins, and dS is stored and
 	 * returned. */
+	template <class Lse>
 	METHOD Weights start_gradients(Scores &s, Scores &dp, RegTile<Core, 1, TV> &dv,
-				       const Step &step, u32 hidden) const
+				       const Step &step, u32 hidden, const Lse &lse) const
 	{
 		Weights p, ds;
 
 		settle(s.t[0]);
-		if (TALL) {
+		if (HALVES) {
 			Steps{*this}.prepare(s, query_of(step), is_masked(step));
-			raise<0, TN / 2>(s, step);
+			raise<0, TN / 2>(s, step, lse);
 		} else {
-			weigh(s, step, hidden);
+			weigh(s, step, hidden, lse);
 		}
 		/* Over already. Without a branch the assembler moves the softmax behind the wait
 		 * for dP. */
 		barrier_wait(do_full(step.do_stage()), step.do_parity());
 		wgmma_wait<0>();
 		settle(dp.t[0]);
-		if (TALL)
+		if (HALVES)
 			differentiate_halves(s, dp, step);
 		else
 			differentiate(s, dp, step, hidden);

@@ -129,7 +129,8 @@ template <class C> struct BackwardWgmmaNarrow : BackwardWgmmaBlock<C> {
 			settle(dq.t);
 			store_dq_before(dq, step);
 			wgmma_wait<1>();
-			ds = this->start_gradients(s, dp, dv, step, hidden);
+			ds = this->start_gradients(s, dp, dv, step, hidden,
+						   typename Block::LseThere());
 			named_arrive(ds_barrier(this->group(), step), BOTH);
 			this->start_sum(dk, ds, this->q_tile(step.q_stage()), step);
 			wgmma_wait<1>();

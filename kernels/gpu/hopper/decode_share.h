@@ -228,7 +228,8 @@ template <class C> struct DecodeShare : HeadsInStep<HEADS_IN_STEP<C>> {
 		const Within at = within(x);
 		i32 head = x.n_tiles == 1 ? at.item : quotient(at.item, x.n_tiles);
 
-		block.place(seq, at.item - head * x.n_tiles, head * in_step + block_id_x() % in_step,
+		block.place(seq, at.item - head * x.n_tiles,
+			    head * in_step + block_id_x() % in_step,
 			    block_id_x() / in_step - at.first_block);
 		*ret_band = band_of(seq, x, at);
 		unit += at.units;

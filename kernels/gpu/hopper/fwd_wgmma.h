@@ -430,10 +430,10 @@ template <class C> struct ForwardWgmma : ForwardBlock<C> {
 
 	/*
 	 * This block's next piece, back and forth over the blocks, so that each gets long and short
-	 * ones. Of packed splits that are not CHUNKS every other block takes its own in the opposite
-	 * order: what long ones wait for are products, and decodes beside them wait for memory, so
-	 * that at any time half of the blocks leave to the others what those want. In the order of
-	 * CHUNKS decodes and others are mixed anyhow.
+	 * ones. Of packed splits that are not CHUNKS every other block takes its own in the
+	 * opposite order: what long ones wait for are products, and decodes beside them wait for
+	 * memory, so that at any time half of the blocks leave to the others what those want. In
+	 * the order of CHUNKS decodes and others are mixed anyhow.
 	 */
 	METHOD static i32 number_of(i32 round)
 	{

@@ -845,8 +845,8 @@ void gpu_kernel_make_prepare(const char *arch, struct gpu_kernel *ret_kernel)
 	snprintf(ret_kernel->build.name, BUILD_NAME_BYTES, "fmha_prepare_%s", arch);
 }
 
-/* The tile that a row's code has: where wide heads have an approximate cap and nothing more there are
- * registers for as many keys as without one. */
+/* The tile that a row's code has: where wide heads have an approximate cap and nothing more there
+ * are registers for as many keys as without one. */
 static struct gpu_tile tile_of_code(const struct traits *traits, const struct gpu_tile *t)
 {
 	struct traits bare = *traits;
