@@ -41,9 +41,12 @@ static int describe_launch(struct session *session, const struct launch_record *
 			   struct proto_launch *ret_launch, struct fmha_error *err)
 {
 	const struct device *device = session->worker->device;
+	const struct device_code *code = device_kernel_code(device, kernel);
 	struct launch_record with_code = *record;
 
-	memcpy(with_code.code, device_kernel_code(device, kernel)->hash, sizeof(with_code.code));
+	if (!code)
+		return fmha_error_set(err, FMHA_ENOTSUP, "%s: its code is not one to send", family);
+	memcpy(with_code.code, code->hash, sizeof(with_code.code));
 	snprintf(ret_launch->family, sizeof(ret_launch->family), "%s", family);
 	snprintf(ret_launch->kernel, sizeof(ret_launch->kernel), "%s",
 		 device_kernel_name(device, kernel));
