@@ -207,7 +207,7 @@ def _op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tens
         seqstart_q: Tensor | None, seqstart_k: Tensor | None, seqlen_q: Tensor | None, seqlen_k: Tensor | None,
         mask_intervals: Tensor | None, mask_bits: Tensor | None, state: Tensor | None,
         layout: str, mask: int, left: int, right: int, scale: float | None, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
-        deterministic: bool, softcap_approx: bool) -> tuple[Tensor, Tensor]:
+        deterministic: bool, softcap_approx: bool = False) -> tuple[Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, softcap_approx)
     return _forward(q, k, v, _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits),
                     call, state)[:2]
@@ -225,7 +225,7 @@ def _op_backward(grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor,
                  seqlen_q: Tensor | None, seqlen_k: Tensor | None,
         mask_intervals: Tensor | None, mask_bits: Tensor | None, state: Tensor | None, want_dbias: bool, layout: str, mask: int, left: int, right: int, scale: float | None,
                  softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
-                 deterministic: bool, softcap_approx: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+                 deterministic: bool, softcap_approx: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     call = Call(layout, mask, left, right, scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, softcap_approx)
     extras = _extras(bias, alibi_slopes, sink, seqstart_q, seqstart_k, seqlen_q, seqlen_k, mask_intervals, mask_bits)
     found = _backward(grad, dlse, q, k, v, o, lse, extras, call, state, want_dbias)
