@@ -213,6 +213,14 @@ static void forked_child_leaves_the_parent_alone(void **state)
 	buffer = fmha_buffer_free(buffer);
 }
 
+/* AddressSanitizer keeps what it mapped for a thread's signals, which is large where a CPU's state is
+ * (AMX): a mapping each. */
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED true
+#else
+#define SANITIZED false
+#endif
+
 static void cycles_leave_nothing(void **state)
 {
 	struct fixture *f = *state;
@@ -243,7 +251,8 @@ static void cycles_leave_nothing(void **state)
 	}
 	usleep(50000); /* the server joins what has ended */
 	assert_in_range(open_fds(), fds - 4, fds + 4);
-	assert_in_range(mappings(), maps - 40, maps + 40);
+	if (!SANITIZED)
+		assert_in_range(mappings(), maps - 40, maps + 40);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_setup, fixture_teardown)
