@@ -57,7 +57,7 @@ static void normalise(struct fmha_problem *p)
 static int check_weights(const struct fmha_problem *p, struct fmha_error *err)
 {
 	if (p->op != FMHA_FORWARD || p->q.dtype != FMHA_F16 || fmha_dtype_bytes(p->v.dtype) != 1 ||
-	    !plan_present(p, FMHA_T_V_DESCALE) || !(p->descale_block_k || p->descale_per_page))
+	    !plan_present(p, FMHA_T_V_DESCALE) || !plan_varied_factors(p))
 		return 0;
 	return fmha_error_set_field(
 		err, FMHA_ENOTSUP, "v_descale",

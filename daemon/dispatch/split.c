@@ -352,6 +352,21 @@ static bool is_uneven(const struct fmha_problem *p)
 	       plan_present(p, FMHA_T_LEFTPAD_K);
 }
 
+/* Whether parts may be what blocks make of them, and not a split's of equal size. */
+static bool may_share(const struct fmha_problem *p)
+{
+	return !p->deterministic && !plan_present(p, FMHA_T_MASK_INTERVALS) &&
+	       !plan_present(p, FMHA_T_MASK_BITS);
+}
+
+static void set_shares(const struct fmha_problem *p, int64_t n, struct split_choice *ret_choice)
+{
+	*ret_choice = (struct split_choice){
+		.n = (int32_t)n, .size = (int32_t)ceil_div(p->seqlen_k, n), .shares = true};
+	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
+		       "blocks share all keys, a row is in at most %d parts", ret_choice->n);
+}
+
 /* Return: whether shares are for the problem. */
 static bool choose_shares(const struct fmha_problem *p, int64_t items,
 			  const struct split_device *device, struct split_choice *ret_choice)
@@ -359,20 +374,15 @@ static bool choose_shares(const struct fmha_problem *p, int64_t items,
 	int64_t places = places_of(p, device), alone = (places - 1) / p->nhead_k;
 	int64_t n = 2 * ceil_div(places, items) + 2, most = p->seqlen_k / STREAM_KEYS;
 
-	if (!device->shares || is_latent(p, device) || p->deterministic ||
-	    plan_present(p, FMHA_T_MASK_INTERVALS) || plan_present(p, FMHA_T_MASK_BITS) ||
-	    most < 2 || !is_uneven(p) || plan_packed_rows(p) > SHARE_ROWS ||
+	if (!device->shares || is_latent(p, device) || !may_share(p) || most < 2 || !is_uneven(p) ||
+	    plan_packed_rows(p) > SHARE_ROWS ||
 	    (p->batch == 1 && p->seqlen_k <= ALONE_KEYS && !is_windowed(p)) ||
 	    (items >= BUSY_ROUNDS * places && p->seqlen_k <= SHORT_KEYS) ||
 	    items * ceil_div(p->seqlen_k, SHARE_STEP) > SHARE_UNITS)
 		return false;
 	n = n < alone || alone < 2 ? n : alone;
 	n = n < most + 1 ? n : most + 1;
-	*ret_choice = (struct split_choice){.n = (int32_t)(n < STREAM_SPLITS ? n : STREAM_SPLITS),
-					    .shares = true};
-	ret_choice->size = (int32_t)ceil_div(p->seqlen_k, ret_choice->n);
-	(void)snprintf(ret_choice->why, sizeof(ret_choice->why),
-		       "blocks share all keys, a row is in at most %d parts", ret_choice->n);
+	set_shares(p, n < STREAM_SPLITS ? n : STREAM_SPLITS, ret_choice);
 	return true;
 }
 
@@ -393,18 +403,12 @@ static void share_latents(const struct fmha_problem *p, int64_t items,
 	int64_t n = 2 * ceil_div(device->units, items) + 2,
 		most = ceil_div(p->seqlen_k, LATENT_KEYS);
 
-	if (choice->n < 2 || p->kv_layout == FMHA_KV_LATENT_FP8 || p->deterministic ||
-	    plan_present(p, FMHA_T_MASK_INTERVALS) || plan_present(p, FMHA_T_MASK_BITS) ||
+	if (choice->n < 2 || p->kv_layout == FMHA_KV_LATENT_FP8 || !may_share(p) ||
 	    !has_surplus_room(p) || alone < 2 || items * most > SHARE_UNITS)
 		return;
 	n = n < alone ? n : alone;
 	n = n < most ? n : most;
-	choice->n = (int32_t)(n > choice->n ? n : choice->n);
-	choice->size = (int32_t)ceil_div(p->seqlen_k, choice->n);
-	choice->shares = true;
-	(void)snprintf(choice->why, sizeof(choice->why),
-		       "%lld blocks share all keys, a row is in at most %d parts",
-		       (long long)device->units, choice->n);
+	set_shares(p, n > choice->n ? n : choice->n, choice);
 }
 
 int32_t split_few(const struct fmha_problem *problem, const struct split_device *device,

@@ -351,7 +351,7 @@ template <class E, bool PAGED> struct KeyView {
 	/* Its two halves: a load, and what uses it. */
 	METHOD i32 entry_of(i32 position) const
 	{
-		return load_memory(table + min_of(position / page_size, n_table - 1));
+		return entry_of_number(position / page_size);
 	}
 	METHOD i32 entry_of_number(i32 page) const
 	{

@@ -100,19 +100,28 @@ PREPARE_FN struct prepare_starts prepare_starts_of(const struct abi_prepare_args
 	return from;
 }
 
+/* Keys that each sequence has room for, where they have no lists of their own. */
+PREPARE_FN abi_i64 prepare_room(const struct abi_prepare_args *a)
+{
+	const struct abi_kv_cache *cache = &a->cache;
+	abi_i64 most = a->sequences.seqlen_k_max, room = most;
+
+	if (a->block_table.data)
+		room = (abi_i64)cache->max_blocks * cache->page_size;
+	if (cache->page_size > 0 && cache->n_pages == 0)
+		room = 0;
+	return room < most ? room : most;
+}
+
 /* Keys that sequence @b has room for. */
 PREPARE_FN abi_i64 prepare_capacity(const struct abi_prepare_args *a, abi_i32 b,
 				    struct prepare_starts from, struct prepare_starts to,
 				    abi_i32 *ret_last_page_len)
 {
 	const struct abi_kv_cache *cache = &a->cache;
-	abi_i64 most = a->sequences.seqlen_k_max, capacity = most;
+	abi_i64 room = prepare_room(a), capacity = room;
 
 	*ret_last_page_len = cache->page_size;
-	if (a->seqstart_k.data)
-		capacity = to.k - from.k;
-	if (a->block_table.data && capacity > (abi_i64)cache->max_blocks * cache->page_size)
-		capacity = (abi_i64)cache->max_blocks * cache->page_size;
 	if (a->kv_indptr.data) {
 		abi_i64 pages = (abi_i64)to.pages - from.pages;
 
@@ -120,10 +129,10 @@ PREPARE_FN abi_i64 prepare_capacity(const struct abi_prepare_args *a, abi_i32 b,
 			*ret_last_page_len = prepare_clamp(prepare_word(a->kv_last_page_len, b), 1,
 							   cache->page_size);
 		capacity = pages > 0 ? (pages - 1) * cache->page_size + *ret_last_page_len : 0;
+	} else if (a->seqstart_k.data) {
+		capacity = to.k - from.k;
 	}
-	if (cache->page_size > 0 && cache->n_pages == 0)
-		return 0;
-	return capacity < most ? capacity : most;
+	return capacity < room ? capacity : room;
 }
 
 PREPARE_FN struct dq_acc_layout prepare_dq_acc(const struct abi_prepare_args *a)
@@ -197,19 +206,6 @@ PREPARE_FN int prepare_stands_alone(const struct abi_prepare_args *a)
 {
 	return !a->seqstart_q.data && !a->seqstart_k.data && !a->kv_indptr.data &&
 	       !a->dq_acc_offsets;
-}
-
-/* Keys that each sequence has room for, where they have no lists of their own. */
-PREPARE_FN abi_i64 prepare_room(const struct abi_prepare_args *a)
-{
-	const struct abi_kv_cache *cache = &a->cache;
-	abi_i64 most = a->sequences.seqlen_k_max, room = most;
-
-	if (a->block_table.data)
-		room = (abi_i64)cache->max_blocks * cache->page_size;
-	if (cache->page_size > 0 && cache->n_pages == 0)
-		room = 0;
-	return room < most ? room : most;
 }
 
 /*
